@@ -1,0 +1,3 @@
+//! skeleton
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
