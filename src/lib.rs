@@ -1,3 +1,6 @@
 //! skeleton
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
+
+pub mod hint;
+pub mod quota;

@@ -1,0 +1,3 @@
+//! Pacing by what the provider says remains.
+
+pub mod dialect;
