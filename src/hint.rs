@@ -70,32 +70,14 @@ static BUCKETS: [(HeaderName, HeaderName); 8] = [
         HeaderName::from_static("anthropic-ratelimit-tokens-remaining"),
         HeaderName::from_static("anthropic-ratelimit-tokens-reset"),
     ),
-    (
-        HeaderName::from_static("x-ratelimit-remaining-requests"),
-        HeaderName::from_static("x-ratelimit-reset-requests"),
-    ),
-    (
-        HeaderName::from_static("x-ratelimit-remaining-tokens"),
-        HeaderName::from_static("x-ratelimit-reset-tokens"),
-    ),
-    (
-        HeaderName::from_static("x-ratelimit-remaining"),
-        HeaderName::from_static("x-ratelimit-reset"),
-    ),
-    (
-        HeaderName::from_static("ratelimit-remaining"),
-        HeaderName::from_static("ratelimit-reset"),
-    ),
+    (HeaderName::from_static("x-ratelimit-remaining-requests"), HeaderName::from_static("x-ratelimit-reset-requests")),
+    (HeaderName::from_static("x-ratelimit-remaining-tokens"), HeaderName::from_static("x-ratelimit-reset-tokens")),
+    (HeaderName::from_static("x-ratelimit-remaining"), HeaderName::from_static("x-ratelimit-reset")),
+    (HeaderName::from_static("ratelimit-remaining"), HeaderName::from_static("ratelimit-reset")),
 ];
 
 /// What stands before the wait in an error body, in lower case.
-const PHRASES: [&str; 5] = [
-    "try again in",
-    "try again after",
-    "retry in",
-    "retry after",
-    "reset after",
-];
+const PHRASES: [&str; 5] = ["try again in", "try again after", "retry in", "retry after", "reset after"];
 
 /// The moment against which the answer's absolute times are to be read: its own `Date` header where that is
 /// present and valid, else `wall`.
@@ -103,11 +85,7 @@ const PHRASES: [&str; 5] = [
 /// The provider's two clock readings stand in one answer, so a skewed local clock cannot bend the wait.
 #[must_use]
 pub fn reference(headers: &HeaderMap, wall: SystemTime) -> SystemTime {
-    headers
-        .get(DATE)
-        .and_then(text)
-        .and_then(|date| httpdate::parse_http_date(date).ok())
-        .unwrap_or(wall)
+    headers.get(DATE).and_then(text).and_then(|date| httpdate::parse_http_date(date).ok()).unwrap_or(wall)
 }
 
 /// Reads one value in any of the known forms and gives the wait from `reference` on.
@@ -146,9 +124,7 @@ pub fn parse_span(value: &str, reference: SystemTime) -> Option<Duration> {
     } else if let Some(date) = rfc3339(value) {
         date.duration_since(reference).ok()
     } else {
-        leading_span(value)
-            .filter(|(_, rest)| rest.is_empty())
-            .map(|(span, _)| span)
+        leading_span(value).filter(|(_, rest)| rest.is_empty()).map(|(span, _)| span)
     };
     span.filter(|span| !span.is_zero())
 }
@@ -219,12 +195,8 @@ pub fn advertised(headers: &HeaderMap, wall: SystemTime) -> Option<Duration> {
 /// Give it the body of a *refusal* only, never the text that a model wrote.
 #[must_use]
 pub fn from_text(body: &str, ceiling: Duration) -> Option<Duration> {
-    let span = PHRASES
-        .iter()
-        .flat_map(|phrase| after_each(body, phrase))
-        .filter_map(leading_span)
-        .map(|(span, _)| span)
-        .max();
+    let span =
+        PHRASES.iter().flat_map(|phrase| after_each(body, phrase)).filter_map(leading_span).map(|(span, _)| span).max();
     bounded(span, ceiling)
 }
 
@@ -248,8 +220,7 @@ const MICRO_SIGN: char = '\u{b5}';
 const GREEK_MU: char = '\u{3bc}';
 
 fn bounded(span: Option<Duration>, ceiling: Duration) -> Option<Duration> {
-    span.map(|span| span.min(ceiling))
-        .filter(|span| !span.is_zero())
+    span.map(|span| span.min(ceiling)).filter(|span| !span.is_zero())
 }
 
 fn text(value: &HeaderValue) -> Option<&str> {
@@ -261,11 +232,7 @@ fn is_zero(value: &HeaderValue) -> bool {
 }
 
 /// The longest useful line of one header.
-fn longest(
-    headers: &HeaderMap,
-    name: &HeaderName,
-    parse: impl Fn(&str) -> Option<Duration>,
-) -> Option<Duration> {
+fn longest(headers: &HeaderMap, name: &HeaderName, parse: impl Fn(&str) -> Option<Duration>) -> Option<Duration> {
     let values = headers.get_all(name).iter();
     values.filter_map(|value| parse(text(value)?)).max()
 }
@@ -303,11 +270,7 @@ fn rfc3339(value: &str) -> Option<SystemTime> {
     let offset = two_digits(hours, 24)? * 3600 + two_digits(minutes, 60)? * 60;
     let offset = Duration::from_secs(offset);
     let local = humantime::parse_rfc3339_weak(local).ok()?;
-    if east {
-        local.checked_sub(offset)
-    } else {
-        local.checked_add(offset)
-    }
+    if east { local.checked_sub(offset) } else { local.checked_add(offset) }
 }
 
 /// The span at the head of `text` (`1h2m3s`, `2m 13s`, `20 seconds`), and what follows it.
@@ -327,12 +290,8 @@ fn leading_span(text: &str) -> Option<(Duration, &str)> {
 fn leading_term(text: &str) -> Option<(Duration, &str)> {
     let (number, text) = split_where(text.trim_start(), |c| !c.is_ascii_digit() && c != '.');
     let number: f64 = number.parse().ok()?;
-    let (unit, rest) = split_where(text.trim_start(), |c| {
-        !c.is_ascii_alphabetic() && c != MICRO_SIGN && c != GREEK_MU
-    });
-    let (_, seconds) = UNITS
-        .iter()
-        .find(|(names, _)| names.iter().any(|name| name.eq_ignore_ascii_case(unit)))?;
+    let (unit, rest) = split_where(text.trim_start(), |c| !c.is_ascii_alphabetic() && c != MICRO_SIGN && c != GREEK_MU);
+    let (_, seconds) = UNITS.iter().find(|(names, _)| names.iter().any(|name| name.eq_ignore_ascii_case(unit)))?;
     Some((Duration::try_from_secs_f64(number * seconds).ok()?, rest))
 }
 

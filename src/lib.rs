@@ -2,5 +2,10 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod call;
+mod gate;
 pub mod hint;
+mod line;
+pub mod org;
+pub mod outcome;
 pub mod quota;

@@ -41,12 +41,7 @@ pub enum Resource {
 
 impl Resource {
     /// Every resource, in the order of [`Resource::index`].
-    pub const ALL: [Self; 4] = [
-        Self::Requests,
-        Self::InputTokens,
-        Self::OutputTokens,
-        Self::Tokens,
-    ];
+    pub const ALL: [Self; 4] = [Self::Requests, Self::InputTokens, Self::OutputTokens, Self::Tokens];
 
     /// The place of this resource in [`Resource::ALL`], for tables by resource.
     #[must_use]

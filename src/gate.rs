@@ -1,0 +1,355 @@
+//! A gate: a law that says who may pass, the line of those who wait for it, and the alarm that the *state* owns, so that no
+//! waiter is needed to keep time. The slots of a limiter and the pace of a quota are both gates.
+
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    task::{Context, Poll, Wake, Waker},
+};
+
+use tokio::time::{Instant, Sleep};
+
+use crate::line::{Calls, Line, Ticket};
+
+/// What a gate asks its law. Pure: the time is passed in.
+pub(crate) trait Admission: Send + 'static {
+    /// What whoever passes takes along.
+    type Grant;
+
+    /// Lets one pass, if one may.
+    fn admit(&mut self, now: Instant) -> Option<Self::Grant>;
+
+    /// How many could pass now.
+    fn free(&self, now: Instant) -> usize;
+
+    /// When time alone lets the next one pass; `None` when only a change of state can. Asked when nothing is free.
+    fn opens_at(&self, now: Instant) -> Option<Instant>;
+
+    /// How many wait, told after every change.
+    fn waiting(&mut self, waiters: usize);
+}
+
+struct State<A> {
+    law: A,
+    line: Line,
+    alarm: Alarm,
+}
+
+pub(crate) struct Gate<A> {
+    state: Mutex<State<A>>,
+}
+
+impl<A: Admission> Gate<A> {
+    pub(crate) fn new(law: A) -> Arc<Self> {
+        Arc::new_cyclic(|gate| Gate {
+            state: Mutex::new(State {
+                law,
+                line: Line::default(),
+                alarm: Alarm { armed: None, waker: Waker::from(Arc::new(Bell(gate.clone()))) },
+            }),
+        })
+    }
+
+    /// No user's code runs under this lock, so what it guards is whole even if poisoned.
+    fn lock(&self) -> MutexGuard<'_, State<A>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Passes, or waits in line. `place` is the caller's place; it is given up on passing and on drop.
+    pub(crate) fn poll_pass(self: &Arc<Self>, cx: &mut Context<'_>, place: &mut Place<A>) -> Poll<A::Grant> {
+        let mut state = self.lock();
+        let now = Instant::now();
+        let granted = if state.line.may_try(place.ticket) { state.law.admit(now) } else { None };
+        match &granted {
+            Some(_) => {
+                if let Some(ticket) = place.ticket.take() {
+                    place.gate = None;
+                    state.line.leave(ticket);
+                    state.count();
+                }
+            }
+            None => {
+                if place.ticket.is_none() {
+                    place.gate = Some(self.clone());
+                }
+                state.line.wait(&mut place.ticket, place.age, cx.waker());
+                state.count();
+            }
+        }
+        // Somebody before us may have been called and not come: whoever has to wait passes the call on.
+        let calls = state.announce(now, usize::from(granted.is_none()));
+        drop(state);
+        calls.wake();
+        match granted {
+            Some(grant) => Poll::Ready(grant),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Changes the state; then those are called who can pass now, or the alarm is set for when the next can.
+    pub(crate) fn update<T>(&self, change: impl FnOnce(&mut A, Instant) -> T) -> T {
+        let mut state = self.lock();
+        let now = Instant::now();
+        let value = change(&mut state.law, now);
+        let calls = state.announce(now, 0);
+        drop(state);
+        calls.wake();
+        value
+    }
+
+    /// Reads the state.
+    pub(crate) fn read<T>(&self, look: impl FnOnce(&A) -> T) -> T {
+        look(&self.lock().law)
+    }
+
+    fn leave(&self, ticket: Ticket) {
+        let mut state = self.lock();
+        let was_called = state.line.leave(ticket);
+        state.count();
+        let calls = if was_called { state.announce(Instant::now(), 0) } else { Calls::default() };
+        drop(state);
+        calls.wake();
+    }
+}
+
+impl<A: Admission> State<A> {
+    fn count(&mut self) {
+        self.law.waiting(self.line.len());
+    }
+
+    /// Calls those who can pass, or sets the alarm.
+    fn announce(&mut self, now: Instant, at_least: usize) -> Calls {
+        if self.line.is_empty() {
+            return Calls::default();
+        }
+        match self.law.free(now) {
+            0 => match self.law.opens_at(now) {
+                Some(at) if self.alarm.set(at) => self.line.call(1),
+                _ => Calls::default(),
+            },
+            free => self.line.call_for(free, at_least),
+        }
+    }
+}
+
+/// A place at a gate. Dropped while waiting, it hands its call on.
+pub(crate) struct Place<A: Admission> {
+    gate: Option<Arc<Gate<A>>>,
+    ticket: Option<Ticket>,
+    age: u64,
+}
+
+impl<A: Admission> Place<A> {
+    /// At the end of the line, in order of arrival.
+    pub(crate) const fn new() -> Self {
+        Place { gate: None, ticket: None, age: u64::MAX }
+    }
+
+    /// Before everybody who came without an age.
+    pub(crate) const fn first() -> Self {
+        Place { gate: None, ticket: None, age: 0 }
+    }
+}
+
+impl<A: Admission> Drop for Place<A> {
+    fn drop(&mut self) {
+        if let (Some(gate), Some(ticket)) = (self.gate.take(), self.ticket.take()) {
+            gate.leave(ticket);
+        }
+    }
+}
+
+/// One timer, owned by the state it belongs to. It rings the state, never a particular waiter.
+struct Alarm {
+    armed: Option<(Instant, Pin<Box<Sleep>>)>,
+    waker: Waker,
+}
+
+impl Alarm {
+    /// Sets the alarm; true if somebody must be called instead: the time has come already, or no timer can be had here
+    /// (a slot given back outside a runtime), so that a waiter has to set it.
+    fn set(&mut self, at: Instant) -> bool {
+        let sleep = match &mut self.armed {
+            Some((was, _)) if *was == at => return false,
+            Some((was, sleep)) => {
+                *was = at;
+                sleep.as_mut().reset(at);
+                sleep
+            }
+            None if tokio::runtime::Handle::try_current().is_err() => return true,
+            empty => &mut empty.insert((at, Box::pin(tokio::time::sleep_until(at)))).1,
+        };
+        // Outside the coop budget: an exhausted budget would ring at once, under the very lock that the bell wants.
+        let mut sleep = tokio::task::unconstrained(sleep.as_mut());
+        let due = Pin::new(&mut sleep).poll(&mut Context::from_waker(&self.waker)).is_ready();
+        if due {
+            self.armed = None;
+        }
+        due
+    }
+}
+
+struct Bell<A>(Weak<Gate<A>>);
+
+impl<A: Admission> Wake for Bell<A> {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let Some(gate) = self.0.upgrade() else { return };
+        let mut state = gate.lock();
+        let now = Instant::now();
+        state.alarm.armed = None;
+        let calls = state.announce(now, 0);
+        drop(state);
+        calls.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use tokio_test::{assert_pending, assert_ready, task};
+
+    /// Lets `tokens` pass, no earlier than `from`.
+    struct Tokens {
+        tokens: usize,
+        from: Instant,
+        waiting: usize,
+    }
+
+    impl Admission for Tokens {
+        type Grant = ();
+
+        fn admit(&mut self, now: Instant) -> Option<()> {
+            if self.free(now) == 0 {
+                return None;
+            }
+            self.tokens -= 1;
+            Some(())
+        }
+
+        fn opens_at(&self, now: Instant) -> Option<Instant> {
+            (now < self.from).then_some(self.from)
+        }
+
+        fn free(&self, now: Instant) -> usize {
+            if now < self.from { 0 } else { self.tokens }
+        }
+
+        fn waiting(&mut self, waiters: usize) {
+            self.waiting = waiters;
+        }
+    }
+
+    type Waiter = task::Spawn<Place<Tokens>>;
+
+    fn gate(tokens: usize, wait: u64) -> Arc<Gate<Tokens>> {
+        Gate::new(Tokens { tokens, from: Instant::now() + Duration::from_secs(wait), waiting: 0 })
+    }
+
+    fn waiter() -> Waiter {
+        task::spawn(Place::new())
+    }
+
+    fn poll(gate: &Arc<Gate<Tokens>>, waiter: &mut Waiter) -> Poll<()> {
+        waiter.enter(|cx, mut place| gate.poll_pass(cx, &mut place))
+    }
+
+    // `Place` is moved into a test task, which wants a pinned value it can reach.
+    impl Unpin for Place<Tokens> {}
+
+    #[tokio::test(start_paused = true)]
+    async fn a_freed_token_calls_two_and_serves_one() {
+        let gate = gate(0, 0);
+        let mut waiters: Vec<_> = (0..3).map(|_| waiter()).collect();
+        for waiter in &mut waiters {
+            assert_pending!(poll(&gate, waiter));
+        }
+        assert_eq!(gate.read(|law| law.waiting), 3);
+        gate.update(|law, _| law.tokens = 1);
+        assert_eq!(waiters.iter().map(|w| w.is_woken()).collect::<Vec<_>>(), [true, true, false]);
+        assert_ready!(poll(&gate, &mut waiters[0]));
+        assert_pending!(poll(&gate, &mut waiters[1]));
+        assert_eq!(gate.read(|law| law.waiting), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_abandoned_waiter_delays_nobody() {
+        let gate = gate(0, 0);
+        let (mut abandoned, mut second) = (waiter(), waiter());
+        assert_pending!(poll(&gate, &mut abandoned));
+        assert_pending!(poll(&gate, &mut second));
+        gate.update(|law, _| law.tokens = 1);
+        assert!(second.is_woken(), "called beside the first, which never comes");
+        assert_ready!(poll(&gate, &mut second));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_called_waiter_that_is_dropped_hands_its_call_on() {
+        let gate = gate(0, 0);
+        let mut waiters: Vec<_> = (0..3).map(|_| waiter()).collect();
+        for waiter in &mut waiters {
+            assert_pending!(poll(&gate, waiter));
+        }
+        gate.update(|law, _| law.tokens = 1);
+        assert!(!waiters[2].is_woken());
+        drop(waiters.remove(0));
+        drop(waiters.remove(0));
+        assert!(waiters[0].is_woken());
+        assert_ready!(poll(&gate, &mut waiters[0]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_newcomer_passes_the_call_on_when_those_called_do_not_come() {
+        let gate = gate(0, 0);
+        let mut gone: Vec<_> = (0..2).map(|_| waiter()).collect();
+        for waiter in &mut gone {
+            assert_pending!(poll(&gate, waiter));
+        }
+        gate.update(|law, _| law.tokens = 1);
+        let mut newcomer = waiter();
+        assert_pending!(poll(&gate, &mut newcomer));
+        assert!(newcomer.is_woken());
+        assert_ready!(poll(&gate, &mut newcomer));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_alarm_outlives_the_waiter_that_set_it() {
+        let gate = gate(1, 30);
+        let (mut first, mut second) = (waiter(), waiter());
+        assert_pending!(poll(&gate, &mut first));
+        assert_pending!(poll(&gate, &mut second));
+        drop(first);
+        assert!(!second.is_woken());
+        tokio::time::advance(Duration::from_secs(31)).await;
+        assert!(second.is_woken(), "woken by the state's alarm");
+        assert_ready!(poll(&gate, &mut second));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_later_caller_is_woken_after_the_only_waiter_was_dropped() {
+        let gate = gate(1, 30);
+        let mut first = waiter();
+        assert_pending!(poll(&gate, &mut first));
+        drop(first);
+        let mut later = waiter();
+        assert_pending!(poll(&gate, &mut later));
+        tokio::time::advance(Duration::from_secs(31)).await;
+        assert!(later.is_woken());
+        assert_ready!(poll(&gate, &mut later));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn at_the_alarm_one_more_is_called_than_can_pass() {
+        let gate = gate(2, 30);
+        let mut waiters: Vec<_> = (0..10).map(|_| waiter()).collect();
+        for waiter in &mut waiters {
+            assert_pending!(poll(&gate, waiter));
+        }
+        tokio::time::advance(Duration::from_secs(31)).await;
+        assert_eq!(waiters.iter().filter(|w| w.is_woken()).count(), 3);
+    }
+}

@@ -1,0 +1,494 @@
+//! The classes an answer can have, and what each one implies: one table.
+//!
+//! Whatever reads an answer says what it means *once*, as an [`Outcome`]; every layer above acts on that word. In the
+//! ready-made stack the judge says it and leaves it in the answer's extensions as a [`Stamp`]. A layer that stands alone
+//! in a foreign stack asks a [`Classify`] instead; [`ByStatus`] is the preset for HTTP.
+//!
+//! ```
+//! use tower_quota::outcome::{Class, Purse};
+//!
+//! let throttled = Class::Throttled.implies();
+//! assert_eq!(throttled.purse, Purse::Throttles);
+//! assert!(throttled.cuts && !throttled.breaker, "a 429 goes to the limiter, never to the breaker");
+//! ```
+
+use std::{error::Error as StdError, fmt, time::Duration, time::SystemTime};
+
+use http::{HeaderMap, Response, StatusCode};
+use tokio::time::Instant;
+
+use crate::{hint, org::Org};
+
+/// A boxed error, as tower uses it.
+pub type BoxError = Box<dyn StdError + Send + Sync>;
+
+/// The longest wait that is believed at once, unless a layer is told otherwise: five minutes. A longer hint is not
+/// obeyed blindly (clients that did looked hung for days); the org is asked again, by one call, whenever this has passed.
+pub const DEFAULT_CEILING: Duration = Duration::from_secs(300);
+
+/// What an answer, or the lack of one, means.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// Answered.
+    Ok,
+    /// The org refuses more for now (429).
+    Throttled,
+    /// This one request is refused for now; the org takes others.
+    ThrottledRequest,
+    /// The org's money or hard quota is used up (402, `insufficient_quota`).
+    OutOfQuota,
+    /// The org's key is not accepted (401), or not for this model (403).
+    Unauthorised,
+    /// The provider failed or is overloaded (5xx, 529, 408): it may pass.
+    Overloaded,
+    /// No whole answer arrived: connection, timeout, body cut short.
+    Transport,
+    /// The caller's own check refused the answer; the org is healthy.
+    Rejected,
+    /// The request can never fit (413).
+    TooLarge,
+    /// The provider refuses this request for good (other 4xx).
+    Terminal,
+    /// Something on this machine failed before anything was sent.
+    Local,
+    /// No org is left that may be asked.
+    NoOrg,
+}
+
+/// Whose purse pays for another attempt.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Purse {
+    /// There is no other attempt.
+    Closed,
+    /// The purse of errors: few attempts, exponential backoff, a budget shared by all calls.
+    Errors,
+    /// The purse of 429s: not an attempt; bounded by time.
+    Throttles,
+    /// Free, but only to another org: this one is out.
+    Elsewhere,
+}
+
+/// What a [`Class`] implies. Made by [`Class::implies`].
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Implies {
+    /// Whose purse pays for another attempt.
+    pub purse: Purse,
+    /// Whether the limit is cut (once per congestion epoch).
+    pub cuts: bool,
+    /// Whether the org is held until the answer's hint has passed.
+    pub holds: bool,
+    /// Whether the org is out: not asked again in this run.
+    pub puts_out: bool,
+    /// Whether a circuit breaker counts it as a failure, and the balancer as a reason to look elsewhere.
+    pub breaker: bool,
+    /// Whether the answer may be kept and given again for the same request.
+    pub may_store: bool,
+    /// Whether the same request may be sent again later with hope.
+    pub redrivable: bool,
+}
+
+impl Class {
+    /// Every class, in the order of the table.
+    pub const ALL: [Class; 12] = [
+        Class::Ok,
+        Class::Throttled,
+        Class::ThrottledRequest,
+        Class::OutOfQuota,
+        Class::Unauthorised,
+        Class::Overloaded,
+        Class::Transport,
+        Class::Rejected,
+        Class::TooLarge,
+        Class::Terminal,
+        Class::Local,
+        Class::NoOrg,
+    ];
+
+    /// The one table.
+    #[rustfmt::skip]
+    #[must_use]
+    pub const fn implies(self) -> Implies {
+        const fn row(purse: Purse, cuts: bool, holds: bool, puts_out: bool, breaker: bool, may_store: bool, redrivable: bool) -> Implies {
+            Implies { purse, cuts, holds, puts_out, breaker, may_store, redrivable }
+        }
+        const Y: bool = true;
+        const N: bool = false;
+        match self {
+            //                              purse             cuts holds out breaker store redrivable
+            Class::Ok =>               row(Purse::Closed,     N,   N,    N,  N,      Y,    N),
+            Class::Throttled =>        row(Purse::Throttles,  Y,   Y,    N,  N,      N,    Y),
+            Class::ThrottledRequest => row(Purse::Throttles,  N,   N,    N,  N,      N,    Y),
+            Class::OutOfQuota =>       row(Purse::Elsewhere,  N,   N,    Y,  N,      N,    Y),
+            Class::Unauthorised =>     row(Purse::Elsewhere,  N,   N,    Y,  N,      N,    Y),
+            Class::Overloaded =>       row(Purse::Errors,     N,   N,    N,  Y,      N,    Y),
+            Class::Transport =>        row(Purse::Errors,     N,   N,    N,  Y,      N,    Y),
+            Class::Rejected =>         row(Purse::Errors,     N,   N,    N,  N,      N,    Y),
+            Class::TooLarge =>         row(Purse::Closed,     N,   N,    N,  N,      N,    N),
+            Class::Terminal =>         row(Purse::Closed,     N,   N,    N,  N,      N,    N),
+            Class::Local =>            row(Purse::Errors,     N,   N,    N,  N,      N,    Y),
+            Class::NoOrg =>            row(Purse::Closed,     N,   N,    N,  N,      N,    Y),
+        }
+    }
+
+    /// The class of an HTTP status alone.
+    ///
+    /// 529 is Anthropic's "overloaded": no org's quota is behind it, so it is not a throttle. 409 is retried by the
+    /// providers' own SDKs, so it counts as passing.
+    #[must_use]
+    pub const fn of_status(status: StatusCode) -> Class {
+        match status.as_u16() {
+            200..=399 => Class::Ok,
+            429 => Class::Throttled,
+            402 => Class::OutOfQuota,
+            401 | 403 => Class::Unauthorised,
+            408 | 409 => Class::Overloaded,
+            413 => Class::TooLarge,
+            400..=499 => Class::Terminal,
+            _ => Class::Overloaded,
+        }
+    }
+
+    /// A short fixed name, for logs and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Class::Ok => "ok",
+            Class::Throttled => "throttled",
+            Class::ThrottledRequest => "throttled_request",
+            Class::OutOfQuota => "out_of_quota",
+            Class::Unauthorised => "unauthorised",
+            Class::Overloaded => "overloaded",
+            Class::Transport => "transport",
+            Class::Rejected => "rejected",
+            Class::TooLarge => "too_large",
+            Class::Terminal => "terminal",
+            Class::Local => "local",
+            Class::NoOrg => "no_org",
+        }
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What an answer means, and when the provider may be asked again.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// The class.
+    pub class: Class,
+    /// The provider's "not before", already under the reader's ceiling; `None` when it named no useful time.
+    pub not_before: Option<Instant>,
+}
+
+impl Outcome {
+    /// An outcome without a hint.
+    #[must_use]
+    pub const fn of(class: Class) -> Self {
+        Outcome { class, not_before: None }
+    }
+
+    /// The same outcome with a time before which the provider wants no further call.
+    #[must_use]
+    pub const fn not_before(mut self, at: Option<Instant>) -> Self {
+        self.not_before = at;
+        self
+    }
+
+    /// Reads a status and its headers: the preset behind [`ByStatus`] and the first step of every judge.
+    ///
+    /// `x-should-retry: true` makes a final refusal ([`Class::Terminal`]) passing; `false` makes a passing failure
+    /// ([`Class::Overloaded`]) final; it never touches throttling or a refused key. The hint is read from 429s and from
+    /// passing failures (a 503 may name its wait too).
+    #[must_use]
+    pub fn of_head(status: StatusCode, headers: &HeaderMap, ceiling: Duration) -> Self {
+        let mut class = Class::of_status(status);
+        if class == Class::Ok {
+            return Outcome::of(class);
+        }
+        match headers.get("x-should-retry").map(http::HeaderValue::as_bytes) {
+            Some(b"true") if class == Class::Terminal => class = Class::Overloaded,
+            Some(b"false") if class == Class::Overloaded => class = Class::Terminal,
+            _ => {}
+        }
+        let hint = match class {
+            Class::Throttled => hint::from_headers(headers, SystemTime::now(), ceiling),
+            // A failing server's bucket headers say nothing about when it works again; a Retry-After does.
+            Class::Overloaded => hint::retry_after(headers, SystemTime::now(), ceiling),
+            _ => None,
+        };
+        Outcome::of(class).not_before(hint.map(|wait| Instant::now() + wait))
+    }
+}
+
+/// Says what a response or an error means: the only question a lone layer asks of its surroundings.
+///
+/// Implement it for your own response and error types to use [`aimd`](crate::aimd) or [`retry`](crate::retry) around
+/// something that is not HTTP.
+pub trait Classify<Res, E> {
+    /// Classifies a result. Called once per attempt, on the caller's task; must not block.
+    fn classify(&self, result: Result<&Res, &E>) -> Outcome;
+}
+
+impl<Res, E, F> Classify<Res, E> for F
+where
+    F: Fn(Result<&Res, &E>) -> Outcome,
+{
+    fn classify(&self, result: Result<&Res, &E>) -> Outcome {
+        self(result)
+    }
+}
+
+/// Classifies by HTTP status and headers, or by the judge's [`Stamp`] where the answer carries one. Any error is
+/// [`Class::Transport`]. Hints are believed up to [`DEFAULT_CEILING`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ByStatus;
+
+impl<B, E> Classify<Response<B>, E> for ByStatus {
+    fn classify(&self, result: Result<&Response<B>, &E>) -> Outcome {
+        match result {
+            Ok(response) => of_response(response),
+            Err(_) => Outcome::of(Class::Transport),
+        }
+    }
+}
+
+/// Classifies by the judge's [`Stamp`], and errors by the [`Outcome`] that [`Error`] carries: what the layers of the
+/// ready-made stack use. An answer without a stamp is read by status and headers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stamped;
+
+impl<B> Classify<Response<B>, Error> for Stamped {
+    fn classify(&self, result: Result<&Response<B>, &Error>) -> Outcome {
+        match result {
+            Ok(response) => of_response(response),
+            Err(error) => error.outcome(),
+        }
+    }
+}
+
+fn of_response<B>(response: &Response<B>) -> Outcome {
+    match response.extensions().get::<Stamp>() {
+        Some(stamp) => stamp.outcome,
+        None => Outcome::of_head(response.status(), response.headers(), DEFAULT_CEILING),
+    }
+}
+
+/// Tokens that the provider says a call used.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Input (prompt) tokens.
+    pub input_tokens: u64,
+    /// Output (completion) tokens.
+    pub output_tokens: u64,
+}
+
+impl Usage {
+    /// So many input and output tokens.
+    #[must_use]
+    pub const fn new(input_tokens: u64, output_tokens: u64) -> Self {
+        Usage { input_tokens, output_tokens }
+    }
+}
+
+/// What layers tell one another about an answer: written into the response's extensions by the judge, completed by the
+/// balancer with who served it.
+///
+/// ```
+/// # use http::Response;
+/// use tower_quota::outcome::Stamp;
+/// # let response = Response::new(());
+/// if let Some(stamp) = response.extensions().get::<Stamp>() {
+///     println!("{:?} by {:?}", stamp.outcome.class, stamp.org.as_ref().map(|org| org.name()));
+/// }
+/// ```
+#[non_exhaustive]
+#[derive(Clone, Debug)]
+pub struct Stamp {
+    /// What the answer means.
+    pub outcome: Outcome,
+    /// Whether the body was gathered whole: nothing more will come over the wire, so its slot is free already.
+    pub whole: bool,
+    /// What the call used, where the answer says so.
+    pub usage: Option<Usage>,
+    /// The org that served it; set by the balancer.
+    pub org: Option<Org>,
+    /// Whether that org does not admit calls for now (held, or out): whoever retries need not sleep, the next attempt waits
+    /// below or goes elsewhere. Set by the balancer.
+    pub held_below: bool,
+}
+
+impl Stamp {
+    /// A stamp that says only what the answer means.
+    #[must_use]
+    pub const fn new(outcome: Outcome) -> Self {
+        Stamp { outcome, whole: false, usage: None, org: None, held_below: false }
+    }
+}
+
+/// The error of the stack from the judge upward: what happened, at which org, and the cause as
+/// [`source`](StdError::source).
+pub struct Error {
+    stamp: Stamp,
+    source: BoxError,
+}
+
+impl Error {
+    /// An error with its meaning and its cause.
+    pub fn new(outcome: Outcome, source: impl Into<BoxError>) -> Self {
+        Error { stamp: Stamp::new(outcome), source: source.into() }
+    }
+
+    /// Takes an `Error` out of a box unchanged; any other error becomes the source of a [`Class::Transport`] one.
+    pub fn from_box(error: BoxError) -> Self {
+        match error.downcast::<Error>() {
+            Ok(error) => *error,
+            Err(source) => Error::new(Outcome::of(Class::Transport), source),
+        }
+    }
+
+    /// What it means.
+    #[must_use]
+    pub fn outcome(&self) -> Outcome {
+        self.stamp.outcome
+    }
+
+    /// The class alone.
+    #[must_use]
+    pub fn class(&self) -> Class {
+        self.stamp.outcome.class
+    }
+
+    /// The org that was asked, once a balancer has said so.
+    #[must_use]
+    pub fn org(&self) -> Option<&Org> {
+        self.stamp.org.as_ref()
+    }
+
+    /// All that is known of the answer that did not come.
+    #[must_use]
+    pub fn stamp(&self) -> &Stamp {
+        &self.stamp
+    }
+
+    pub(crate) fn stamp_mut(&mut self) -> &mut Stamp {
+        &mut self.stamp
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Error")
+            .field("outcome", &self.stamp.outcome)
+            .field("org", &self.stamp.org.as_ref().map(Org::name))
+            .field("source", &self.source)
+            .finish()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.class() {
+            Class::Transport => "no whole answer",
+            Class::Local => "failed before anything was sent",
+            Class::NoOrg => "no org left to ask",
+            Class::Overloaded => "the provider is failing",
+            Class::Throttled | Class::ThrottledRequest => "rate limited",
+            other => other.name(),
+        };
+        match &self.stamp.org {
+            Some(org) => write!(f, "{what} (org {})", org.name()),
+            None => f.write_str(what),
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&*self.source)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(status: u16, name: &'static str, value: &str) -> Outcome {
+        let mut headers = HeaderMap::new();
+        if !name.is_empty() {
+            headers.insert(name, value.parse().unwrap());
+        }
+        Outcome::of_head(StatusCode::from_u16(status).unwrap(), &headers, DEFAULT_CEILING)
+    }
+
+    #[test]
+    fn statuses_map_to_classes() {
+        for (status, class) in [
+            (200, Class::Ok),
+            (304, Class::Ok),
+            (400, Class::Terminal),
+            (401, Class::Unauthorised),
+            (402, Class::OutOfQuota),
+            (403, Class::Unauthorised),
+            (404, Class::Terminal),
+            (408, Class::Overloaded),
+            (413, Class::TooLarge),
+            (422, Class::Terminal),
+            (429, Class::Throttled),
+            (500, Class::Overloaded),
+            (503, Class::Overloaded),
+            (529, Class::Overloaded),
+        ] {
+            assert_eq!(head(status, "", "").class, class, "{status}");
+        }
+    }
+
+    #[test]
+    fn x_should_retry_moves_only_between_passing_and_final() {
+        assert_eq!(head(400, "x-should-retry", "true").class, Class::Overloaded);
+        assert_eq!(head(500, "x-should-retry", "false").class, Class::Terminal);
+        assert_eq!(head(429, "x-should-retry", "false").class, Class::Throttled);
+        assert_eq!(head(401, "x-should-retry", "true").class, Class::Unauthorised);
+        assert_eq!(head(200, "x-should-retry", "true").class, Class::Ok);
+        assert_eq!(head(500, "x-should-retry", "maybe").class, Class::Overloaded);
+    }
+
+    #[test]
+    fn only_passing_refusals_carry_a_hint() {
+        assert!(head(429, "retry-after", "2").not_before.is_some());
+        assert!(head(503, "retry-after", "2").not_before.is_some());
+        assert!(head(200, "retry-after", "2").not_before.is_none());
+        assert!(head(401, "retry-after", "2").not_before.is_none());
+    }
+
+    #[test]
+    fn no_throttle_ever_touches_the_error_purse_and_no_error_is_stored() {
+        for class in Class::ALL {
+            let implies = class.implies();
+            assert_eq!(implies.may_store, class == Class::Ok);
+            if implies.cuts || implies.holds {
+                assert_eq!(implies.purse, Purse::Throttles, "{class}");
+                assert!(!implies.breaker, "{class}");
+            }
+            if implies.puts_out {
+                assert_eq!(implies.purse, Purse::Elsewhere, "{class}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_error_keeps_its_source_and_survives_boxing() {
+        let error = Error::new(Outcome::of(Class::Local), "too many open files");
+        let back = Error::from_box(Box::new(error));
+        assert_eq!(back.class(), Class::Local);
+        assert_eq!(back.source().unwrap().to_string(), "too many open files");
+        assert_eq!(Error::from_box("reset".into()).class(), Class::Transport);
+    }
+}
