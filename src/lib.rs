@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod aimd;
 pub mod call;
 mod gate;
 pub mod hint;
