@@ -312,8 +312,9 @@ fn rfc3339(value: &str) -> Option<SystemTime> {
 
 /// The span at the head of `text` (`1h2m3s`, `2m 13s`, `20 seconds`), and what follows it.
 ///
-/// Not `humantime::parse_duration`: that refuses more than nine decimals (`1.2000000000000002s`, as a float is
-/// printed), panics at `18446744073709551615s 1000000000ns`, and cannot say where in a sentence a span ends.
+/// Not `humantime::parse_duration`: that refuses long fractions (`1.2000000000000002s`, as a float is printed;
+/// in older releases any fraction), panics at `18446744073709551615s 1000000000ns`, and cannot say where in a
+/// sentence a span ends.
 fn leading_span(text: &str) -> Option<(Duration, &str)> {
     let (mut span, mut rest) = leading_term(text)?;
     while let Some((term, behind)) = leading_term(rest) {

@@ -368,8 +368,8 @@ fn b14_durations_and_rfc_3339_are_read() {
             ("retry-after: 2026-10-20T23:28:30-08:00", Some(30_000)),
             ("retry-after: 2026-10-21T07:28:30", None), // where?
             ("retry-after: 2026-10-21T07:28:30+0200", None),
-            ("retry-after: 2026-10-21T07:28:30+24:00", None),
-            ("retry-after: 2026-10-21T07:28:30+02:60", None),
+            ("retry-after: 2026-10-21T07:28:30-24:00", None),
+            ("retry-after: 2026-10-21T07:28:30-02:60", None),
             ("retry-after: 2026-10-21T07:28:30+ 2:00", None),
             ("retry-after: 2026-10-21", None),
             ("retry-after: 1970-01-01T00:00:00+23:59", None), // before the epoch

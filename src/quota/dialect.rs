@@ -137,8 +137,8 @@ static OPENAI_ORGANIZATION: HeaderName = HeaderName::from_static("openai-organiz
 
 /// Reads both dialects at once. `wall` is used only where the answer has no `Date` and a reset is a moment.
 ///
-/// Never panics, allocates nothing, and reads no date where no reset
-/// is announced. Should an answer speak both dialects, the first one that names a figure counts.
+/// Never panics, allocates nothing, and reads no date where no reset is announced. Should an answer speak both
+/// dialects, Anthropic's figure counts where both name one; of a repeated header the first line counts.
 #[must_use]
 pub fn read(headers: &HeaderMap, wall: SystemTime) -> Readings {
     let mut readings = Readings::default();
@@ -298,12 +298,24 @@ mod tests {
         let answer = headers(&[
             ("x-ratelimit-limit-requests", "60"),
             ("x-ratelimit-remaining-requests", "5"),
+            ("x-ratelimit-reset-requests", "9"),
             ("anthropic-ratelimit-requests-remaining", "7"),
+            ("anthropic-ratelimit-tokens-limit", "1"),
+            ("anthropic-ratelimit-tokens-reset", "2"),
+            ("x-ratelimit-limit-tokens", "3"),
+            ("x-ratelimit-remaining-tokens", "4"),
+            ("x-ratelimit-reset-tokens", "5"),
         ]);
-        let reading = read(&answer, WALL)
-            .get(Resource::Requests)
-            .expect("figures");
-        assert_eq!((reading.limit, reading.remaining), (Some(60.0), Some(7.0)));
+        let readings = read(&answer, WALL);
+        let expected = |limit, remaining, reset| {
+            Some(Reading {
+                limit: Some(limit),
+                remaining: Some(remaining),
+                reset: Some(Duration::from_secs(reset)),
+            })
+        };
+        assert_eq!(readings.get(Resource::Requests), expected(60.0, 7.0, 9));
+        assert_eq!(readings.get(Resource::Tokens), expected(1.0, 4.0, 2));
     }
 
     #[test]
