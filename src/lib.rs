@@ -3,6 +3,7 @@
 #![deny(missing_docs)]
 
 pub mod aimd;
+pub mod balance;
 pub mod call;
 mod gate;
 pub mod hint;

@@ -25,10 +25,7 @@ fn headers(lines: &str) -> HeaderMap {
         .map(|line| {
             let (name, value) = line.split_once(':').expect("a line is `name: value`");
             let name: HeaderName = name.trim().parse().expect("the name is valid");
-            (
-                name,
-                HeaderValue::from_str(value.trim()).expect("the value is visible ASCII"),
-            )
+            (name, HeaderValue::from_str(value.trim()).expect("the value is visible ASCII"))
         })
         .collect()
 }
@@ -59,19 +56,10 @@ fn b01_an_http_date_is_read_in_all_three_forms() {
         "B01",
         &[
             ("retry-after: Wed, 21 Oct 2026 07:28:30 GMT", Some(30_000)),
-            (
-                "Retry-After:   Wed, 21 Oct 2026 07:28:30 GMT  ",
-                Some(30_000),
-            ),
-            (
-                "retry-after: Wednesday, 21-Oct-26 07:28:30 GMT",
-                Some(30_000),
-            ),
+            ("Retry-After:   Wed, 21 Oct 2026 07:28:30 GMT  ", Some(30_000)),
+            ("retry-after: Wednesday, 21-Oct-26 07:28:30 GMT", Some(30_000)),
             ("retry-after: Wed Oct 21 07:28:30 2026", Some(30_000)),
-            (
-                "retry-after: Thu, 22 Oct 2026 07:28:00 GMT",
-                Some(86_400_000),
-            ),
+            ("retry-after: Thu, 22 Oct 2026 07:28:00 GMT", Some(86_400_000)),
             ("retry-after: Wed, 21 Oct 2026 07:28:00 GMT", None), // now
             ("retry-after: Wed, 21 Oct 2026 07:27:59 GMT", None),
             ("retry-after: Sun, 06 Nov 1994 08:49:37 GMT", None),
@@ -88,10 +76,7 @@ fn b02_a_date_is_never_replaced_by_a_default() {
     let answer = headers("retry-after: Wed, 21 Oct 2026 07:30:00 GMT");
     assert_eq!(hint::advertised(&answer, wall()), millis(120_000));
     assert_eq!(hint::retry_after(&answer, wall(), CEILING), millis(120_000));
-    assert_eq!(
-        hint::from_headers(&answer, wall(), CEILING),
-        millis(120_000)
-    );
+    assert_eq!(hint::from_headers(&answer, wall(), CEILING), millis(120_000));
 }
 
 #[test]
@@ -118,19 +103,13 @@ fn b04_what_cannot_be_read_is_no_hint() {
             ("retry-after: 1,5", None),
             ("retry-after: 1.2.3", None),
             ("retry-after: 18446744073709551615s 1000000000ns", None),
-            (
-                "retry-after: 18446744073709549568s 18446744073709549568s",
-                CUT,
-            ),
+            ("retry-after: 18446744073709549568s 18446744073709549568s", CUT),
             ("retry-after: 999999999999999999999999999999h", None),
             ("", None),
         ],
     );
     let mut answer = HeaderMap::new();
-    answer.insert(
-        "retry-after",
-        HeaderValue::from_bytes(b"30\xff").expect("obs-text"),
-    );
+    answer.insert("retry-after", HeaderValue::from_bytes(b"30\xff").expect("obs-text"));
     assert_eq!(hint::from_headers(&answer, wall(), CEILING), None);
     answer.append("retry-after", HeaderValue::from_static("7"));
     assert_eq!(hint::from_headers(&answer, wall(), CEILING), millis(7000));
@@ -170,10 +149,7 @@ fn b07_zero_and_the_past_are_no_hint() {
             ("retry-after-ms: 0", None),
             // useless, so the next one is asked
             ("retry-after-ms: 0\nretry-after: 3", Some(3000)),
-            (
-                "retry-after: 0\nx-ratelimit-remaining: 0\nx-ratelimit-reset: 4",
-                Some(4000),
-            ),
+            ("retry-after: 0\nx-ratelimit-remaining: 0\nx-ratelimit-reset: 4", Some(4000)),
             ("retry-after: 0\nretry-after: 2", Some(2000)),
         ],
     );
@@ -182,28 +158,17 @@ fn b07_zero_and_the_past_are_no_hint() {
 #[test]
 fn b08_a_huge_wait_is_capped_and_reported_uncapped() {
     let ceiling = Duration::from_secs(300);
-    for (value, advertised) in [
-        ("999999", 999_999),
-        ("3600", 3600),
-        ("999999999", 999_999_999),
-        ("300000h", 300_000 * 3600),
-        ("301", 301),
-    ] {
+    for (value, advertised) in
+        [("999999", 999_999), ("3600", 3600), ("999999999", 999_999_999), ("300000h", 300_000 * 3600), ("301", 301)]
+    {
         let answer = headers(&format!("retry-after: {value}"));
-        assert_eq!(
-            hint::from_headers(&answer, wall(), ceiling),
-            Some(ceiling),
-            "{value}"
-        );
+        assert_eq!(hint::from_headers(&answer, wall(), ceiling), Some(ceiling), "{value}");
         let said = Some(Duration::from_secs(advertised));
         assert_eq!(hint::advertised(&answer, wall()), said, "{value}");
     }
     let reset = headers("x-ratelimit-remaining: 0\nx-ratelimit-reset: 999999");
     assert_eq!(hint::reset(&reset, wall(), ceiling), Some(ceiling));
-    assert_eq!(
-        hint::from_text("try again in 999999s", ceiling),
-        Some(ceiling)
-    );
+    assert_eq!(hint::from_text("try again in 999999s", ceiling), Some(ceiling));
     let any = headers("retry-after: 5");
     assert_eq!(hint::from_headers(&any, wall(), Duration::ZERO), None);
 }
@@ -231,22 +196,13 @@ fn b11_milliseconds_come_before_seconds() {
             ("x-ms-retry-after-ms: 250\nretry-after: 1", Some(250)),
             ("x-ms-retry-after-ms: 100\nretry-after-ms: 250", Some(250)),
             ("Retry-After-Ms: 1500", Some(1500)),
-            (
-                "retry-after-ms: -1\nx-ms-retry-after-ms: 70\nretry-after: 1",
-                Some(70),
-            ),
-            (
-                "retry-after-ms: x\nx-ms-retry-after-ms: \nretry-after: 1",
-                Some(1000),
-            ),
+            ("retry-after-ms: -1\nx-ms-retry-after-ms: 70\nretry-after: 1", Some(70)),
+            ("retry-after-ms: x\nx-ms-retry-after-ms: \nretry-after: 1", Some(1000)),
             ("retry-after-ms: NaN\nretry-after: 1", Some(1000)),
             ("retry-after-ms: 250ms\nretry-after: 1", Some(250)),
             ("retry-after-ms: 60000", Some(60_000)),
             ("retry-after-ms: 1792567710000", Some(30_000)),
-            (
-                "retry-after-ms: 10\nretry-after-ms: 30\nretry-after-ms: 20",
-                Some(30),
-            ),
+            ("retry-after-ms: 10\nretry-after-ms: 30\nretry-after-ms: 20", Some(30)),
         ],
     );
     let fraction = headers("retry-after-ms: 250.5\nretry-after: 1");
@@ -275,47 +231,20 @@ fn b13_the_longest_reset_of_the_exhausted_buckets_counts() {
                 Some(120),
             ),
             // Nothing is exhausted: unknown, unreadable, absent.
-            (
-                "x-ratelimit-remaining-tokens: 1\nx-ratelimit-reset-tokens: 41s",
-                None,
-            ),
-            (
-                "x-ratelimit-remaining-tokens: -1\nx-ratelimit-reset-tokens: 41s",
-                None,
-            ),
-            (
-                "x-ratelimit-remaining-tokens: none\nx-ratelimit-reset-tokens: 41s",
-                None,
-            ),
-            (
-                "x-ratelimit-remaining-tokens:\nx-ratelimit-reset-tokens: 41s",
-                None,
-            ),
+            ("x-ratelimit-remaining-tokens: 1\nx-ratelimit-reset-tokens: 41s", None),
+            ("x-ratelimit-remaining-tokens: -1\nx-ratelimit-reset-tokens: 41s", None),
+            ("x-ratelimit-remaining-tokens: none\nx-ratelimit-reset-tokens: 41s", None),
+            ("x-ratelimit-remaining-tokens:\nx-ratelimit-reset-tokens: 41s", None),
             ("x-ratelimit-reset-tokens: 41s", None),
             // Exhausted, but nobody says until when.
             ("x-ratelimit-remaining-tokens: 0", None),
-            (
-                "x-ratelimit-remaining-tokens: 0\nx-ratelimit-reset-tokens: 0",
-                None,
-            ),
-            (
-                "x-ratelimit-remaining-tokens: 0\nx-ratelimit-reset-tokens: -1",
-                None,
-            ),
-            (
-                "x-ratelimit-remaining-tokens: 0.0\nx-ratelimit-reset-tokens: 41s",
-                Some(41_000),
-            ),
+            ("x-ratelimit-remaining-tokens: 0\nx-ratelimit-reset-tokens: 0", None),
+            ("x-ratelimit-remaining-tokens: 0\nx-ratelimit-reset-tokens: -1", None),
+            ("x-ratelimit-remaining-tokens: 0.0\nx-ratelimit-reset-tokens: 41s", Some(41_000)),
             // A reset of one bucket is not that of another.
-            (
-                "x-ratelimit-remaining-tokens: 0\nx-ratelimit-reset-requests: 41s",
-                None,
-            ),
+            ("x-ratelimit-remaining-tokens: 0\nx-ratelimit-reset-requests: 41s", None),
             ("x-ratelimit-remaining: 0\nx-ratelimit-reset: 7", Some(7000)),
-            (
-                "x-ratelimit-remaining: 0\nx-ratelimit-reset: 1792567690",
-                Some(10_000),
-            ),
+            ("x-ratelimit-remaining: 0\nx-ratelimit-reset: 1792567690", Some(10_000)),
             ("ratelimit-remaining: 0\nratelimit-reset: 7", Some(7000)),
             ("ratelimit-remaining: 3\nratelimit-reset: 7", None),
             (
@@ -323,10 +252,7 @@ fn b13_the_longest_reset_of_the_exhausted_buckets_counts() {
                  x-ratelimit-reset: x",
                 Some(9000),
             ),
-            (
-                "x-ratelimit-remaining: 5\nx-ratelimit-remaining: 0\nx-ratelimit-reset: 7",
-                Some(7000),
-            ),
+            ("x-ratelimit-remaining: 5\nx-ratelimit-remaining: 0\nx-ratelimit-reset: 7", Some(7000)),
         ],
     );
 }
@@ -422,11 +348,7 @@ fn b16_moments_are_read_against_the_clock_of_the_answer() {
     for date in ["", "date:", "date: yesterday", "date: 1792567080"] {
         let answer = headers(&format!("{date}\nretry-after: 2026-10-21T07:28:20Z"));
         assert_eq!(hint::reference(&answer, wall()), wall());
-        assert_eq!(
-            hint::from_headers(&answer, wall(), CEILING),
-            millis(20_000),
-            "{date}"
-        );
+        assert_eq!(hint::from_headers(&answer, wall(), CEILING), millis(20_000), "{date}");
     }
 }
 
@@ -435,14 +357,8 @@ fn b17_the_body_names_the_wait() {
     check_text(
         "B17",
         &[
-            (
-                r#"{"error":{"message":"... Please try again in 8.71s"}}"#,
-                Some(8710),
-            ),
-            (
-                "Please try again in 8.71s. Visit https://example.com to learn more.",
-                Some(8710),
-            ),
+            (r#"{"error":{"message":"... Please try again in 8.71s"}}"#, Some(8710)),
+            ("Please try again in 8.71s. Visit https://example.com to learn more.", Some(8710)),
             ("Please try again in 718ms.", Some(718)),
             ("try again in 1m30s", Some(90_000)),
             ("TRY AGAIN IN 1M30S", Some(90_000)),
@@ -486,14 +402,7 @@ fn b17_the_body_names_the_wait() {
 #[test]
 fn b17_a_long_body_takes_linear_time() {
     // Quadratic work over it would take minutes.
-    for piece in [
-        "try again in ",
-        "try again in 1",
-        "retry in 1s ",
-        "1s1m",
-        "      ",
-        "ssss",
-    ] {
+    for piece in ["try again in ", "try again in 1", "retry in 1s ", "1s1m", "      ", "ssss"] {
         let body = piece.repeat(200_000 / piece.len());
         let _ = hint::from_text(&body, CEILING);
         let _ = hint::from_text(&format!("retry in {body}"), CEILING);
@@ -506,22 +415,10 @@ fn b22_all_policies_of_the_ietf_field_are_read() {
     check(
         "B22",
         &[
-            (
-                r#"ratelimit: "day";r=900;t=3000, "minute";r=0;t=20"#,
-                Some(20_000),
-            ),
-            (
-                r#"ratelimit: "minute";r=0;t=20, "day";r=900;t=3000"#,
-                Some(20_000),
-            ),
-            (
-                "ratelimit: \"day\";r=900;t=3000\nratelimit: \"minute\";r=0;t=20",
-                Some(20_000),
-            ),
-            (
-                "ratelimit: \"minute\";r=0;t=20\nratelimit: \"day\";r=900;t=3000",
-                Some(20_000),
-            ),
+            (r#"ratelimit: "day";r=900;t=3000, "minute";r=0;t=20"#, Some(20_000)),
+            (r#"ratelimit: "minute";r=0;t=20, "day";r=900;t=3000"#, Some(20_000)),
+            ("ratelimit: \"day\";r=900;t=3000\nratelimit: \"minute\";r=0;t=20", Some(20_000)),
+            ("ratelimit: \"minute\";r=0;t=20\nratelimit: \"day\";r=900;t=3000", Some(20_000)),
             ("RateLimit: minute;r=0;t=20", Some(20_000)),
             (r#"ratelimit: "a";t=20;r=0"#, Some(20_000)),
             (r#"ratelimit: "a";r=0;t=20;pk=:cHNsZWRmb29l:"#, Some(20_000)),
@@ -541,10 +438,7 @@ fn b22_all_policies_of_the_ietf_field_are_read() {
             ("ratelimit: limit=100, remaining=0, reset=5", None), // an earlier draft
             ("ratelimit:", None),
             // A malformed line spoils no other.
-            (
-                "ratelimit: \"a;r=0;t=90\nratelimit: \"b\";r=0;t=20",
-                Some(20_000),
-            ),
+            ("ratelimit: \"a;r=0;t=90\nratelimit: \"b\";r=0;t=20", Some(20_000)),
         ],
     );
 }
@@ -586,18 +480,9 @@ fn b23_an_explicit_wait_wins_over_a_reset() {
     check(
         "B23",
         &[
-            (
-                "x-ratelimit-remaining: 0\nx-ratelimit-reset: 60\nretry-after: 2",
-                Some(2000),
-            ),
-            (
-                "x-ratelimit-remaining: 0\nx-ratelimit-reset: 1\nretry-after: 2",
-                Some(2000),
-            ),
-            (
-                "x-ratelimit-remaining: 0\nx-ratelimit-reset: 60\nretry-after: x",
-                Some(60_000),
-            ),
+            ("x-ratelimit-remaining: 0\nx-ratelimit-reset: 60\nretry-after: 2", Some(2000)),
+            ("x-ratelimit-remaining: 0\nx-ratelimit-reset: 1\nretry-after: 2", Some(2000)),
+            ("x-ratelimit-remaining: 0\nx-ratelimit-reset: 60\nretry-after: x", Some(60_000)),
         ],
     );
 }
@@ -615,9 +500,7 @@ fn b25_absent_is_not_zero_and_not_full() {
     assert_eq!(requests.limit, Some(4000.0));
     assert_eq!(requests.remaining, Some(3990.0));
     assert_eq!(requests.reset, millis(1000));
-    let output = readings
-        .get(Resource::OutputTokens)
-        .expect("it is mentioned");
+    let output = readings.get(Resource::OutputTokens).expect("it is mentioned");
     assert_eq!(output.remaining, Some(0.0));
     assert_eq!((output.limit, output.reset), (None, None));
     assert_eq!(readings.get(Resource::InputTokens), None);

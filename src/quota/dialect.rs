@@ -214,10 +214,7 @@ mod tests {
                 table.push((header, resource, field));
             }
         }
-        for (resource, name) in [
-            (Resource::Requests, "requests"),
-            (Resource::Tokens, "tokens"),
-        ] {
+        for (resource, name) in [(Resource::Requests, "requests"), (Resource::Tokens, "tokens")] {
             for field in ["limit", "remaining", "reset"] {
                 table.push((format!("x-ratelimit-{field}-{name}"), resource, field));
             }
@@ -264,13 +261,8 @@ mod tests {
             ]);
             assert!(read(&answer, WALL).is_empty(), "{value:?}");
         }
-        let answer = headers(&[
-            ("x-ratelimit-remaining-requests", "-1"),
-            ("x-ratelimit-limit-requests", " 60 "),
-        ]);
-        let reading = read(&answer, WALL)
-            .get(Resource::Requests)
-            .expect("a limit");
+        let answer = headers(&[("x-ratelimit-remaining-requests", "-1"), ("x-ratelimit-limit-requests", " 60 ")]);
+        let reading = read(&answer, WALL).get(Resource::Requests).expect("a limit");
         assert_eq!((reading.limit, reading.remaining), (Some(60.0), None));
     }
 
@@ -281,9 +273,7 @@ mod tests {
             ("x-ratelimit-remaining-requests", "0"),
             ("x-ratelimit-reset-requests", "0"),
         ]);
-        let reading = read(&answer, WALL)
-            .get(Resource::Requests)
-            .expect("figures");
+        let reading = read(&answer, WALL).get(Resource::Requests).expect("figures");
         assert_eq!((reading.limit, reading.remaining), (Some(0.0), Some(0.0)));
         assert_eq!(reading.reset, None);
     }
@@ -303,11 +293,7 @@ mod tests {
         ]);
         let readings = read(&answer, WALL);
         let expected = |limit, remaining, reset| {
-            Some(Reading {
-                limit: Some(limit),
-                remaining: Some(remaining),
-                reset: Some(Duration::from_secs(reset)),
-            })
+            Some(Reading { limit: Some(limit), remaining: Some(remaining), reset: Some(Duration::from_secs(reset)) })
         };
         assert_eq!(readings.get(Resource::Requests), expected(60.0, 7.0, 9));
         assert_eq!(readings.get(Resource::Tokens), expected(1.0, 4.0, 2));
@@ -322,18 +308,12 @@ mod tests {
 
     #[test]
     fn the_organisation_is_named_by_either_dialect() {
-        let both = [
-            ("openai-organization", "o"),
-            ("anthropic-organization-id", "a"),
-        ];
+        let both = [("openai-organization", "o"), ("anthropic-organization-id", "a")];
         assert_eq!(organisation(&headers(&both)), Some("a"));
         assert_eq!(organisation(&headers(&both[..1])), Some("o"));
         assert_eq!(organisation(&headers(&both[1..])), Some("a"));
         assert_eq!(organisation(&HeaderMap::new()), None);
-        let empty = [
-            ("openai-organization", "o"),
-            ("anthropic-organization-id", " "),
-        ];
+        let empty = [("openai-organization", "o"), ("anthropic-organization-id", " ")];
         assert_eq!(organisation(&headers(&empty)), Some("o"));
     }
 }
