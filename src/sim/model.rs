@@ -1157,3 +1157,504 @@ impl OrgModel {
         self.ledger.left(now, ending);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn s(seconds: f64) -> Duration {
+        Duration::from_secs_f64(seconds)
+    }
+
+    fn model(org: OrgConfig) -> OrgModel {
+        OrgModel::new(&Config::default().org(org), 0)
+    }
+
+    fn org() -> OrgConfig {
+        OrgConfig::new("o", "k").requests_per_minute(60.0)
+    }
+
+    /// Embeddings of no length: they cost one request and nothing else.
+    fn ask() -> Ask {
+        Ask {
+            body_bytes: 0,
+            max_tokens: None,
+            puts_out: false,
+        }
+    }
+
+    /// The wait of a refusal, or `None` where it was admitted.
+    fn wait(model: &mut OrgModel, now: f64, ask: Ask) -> Option<Duration> {
+        match model.arrive(s(now), ask).verdict {
+            Verdict::Refused { wait, .. } => Some(wait),
+            Verdict::Answer { .. } => None,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_bucket_starts_full_empties_and_refills_without_a_break() {
+        let mut m = model(org());
+        assert_eq!(wait(&mut m, 0.0, ask()), None);
+        assert_eq!(wait(&mut m, 0.0, ask()), None);
+        assert_eq!(wait(&mut m, 0.0, ask()), Some(s(1.0)));
+        assert_eq!(wait(&mut m, 0.25, ask()), Some(s(0.75)));
+        assert_eq!(wait(&mut m, 1.0, ask()), None);
+        assert_eq!(
+            wait(&mut m, 1.5, ask()),
+            Some(s(0.5)),
+            "a refusal charges nothing, an admission does"
+        );
+        // Long after, it holds its capacity and no more.
+        let admitted = (0..5)
+            .filter(|_| wait(&mut m, 100.0, ask()).is_none())
+            .count();
+        assert_eq!(admitted, 2);
+    }
+
+    #[test]
+    fn the_request_bucket_holds_at_least_one() {
+        let mut m = model(org().requests_per_minute(6.0));
+        assert_eq!(wait(&mut m, 0.0, ask()), None);
+        assert_eq!(wait(&mut m, 0.0, ask()), Some(s(10.0)));
+    }
+
+    #[test]
+    fn a_call_is_refused_by_the_bucket_that_lacks_most_and_charges_none() {
+        let mut m = model(
+            org()
+                .requests_capacity(10.0)
+                .input_tokens_per_minute(60.0)
+                .input_tokens_capacity(10.0),
+        );
+        let big = Ask {
+            body_bytes: 33,
+            ..ask()
+        }; // 9 tokens
+        assert_eq!(wait(&mut m, 0.0, big), None);
+        assert_eq!(wait(&mut m, 0.0, big), Some(s(8.0)));
+        let view = m
+            .arrive(
+                s(0.0),
+                Ask {
+                    body_bytes: 4,
+                    ..ask()
+                },
+            )
+            .views;
+        assert_eq!(view[0].map(|v| v.remaining), Some(8));
+        assert_eq!(view[1].map(|v| v.remaining), Some(0));
+        // One that is larger than the bucket never fits; it is told when the bucket is full.
+        let huge = Ask {
+            body_bytes: 44,
+            ..ask()
+        };
+        assert_eq!(wait(&mut m, 0.0, huge), Some(s(10.0)));
+        assert_eq!(wait(&mut m, 60.0, huge), Some(s(0.0)));
+    }
+
+    #[test]
+    fn output_is_charged_at_its_drawn_length_but_never_above_max_tokens() {
+        let ask = |max_tokens| Ask {
+            body_bytes: 4,
+            max_tokens,
+            puts_out: true,
+        };
+        let mut m = model(
+            OrgConfig::new("o", "k")
+                .output_tokens_per_minute(60e6)
+                .output_tokens_p50(1e4),
+        );
+        for (max, expected) in [(Some(7), 7), (None, 64)] {
+            let before = m.arrive(s(0.0), ask(Some(0))).views[2].unwrap().remaining;
+            let arrival = m.arrive(s(0.0), ask(max));
+            let Verdict::Answer {
+                output_tokens, cut, ..
+            } = arrival.verdict
+            else {
+                panic!("refused")
+            };
+            assert_eq!((output_tokens, cut), (expected, true));
+            assert_eq!(before - arrival.views[2].unwrap().remaining, expected);
+        }
+        let mut m = model(OrgConfig::new("o", "k").output_tokens_p50(100.0));
+        let mut lengths: Vec<u64> = (0..1001)
+            .map(|_| match m.arrive(s(0.0), ask(Some(100_000))).verdict {
+                Verdict::Answer { output_tokens, .. } => output_tokens,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        lengths.sort_unstable();
+        assert!(
+            (90..=110).contains(&lengths[500]),
+            "median {}",
+            lengths[500]
+        );
+    }
+
+    #[test]
+    fn latency_is_lognormal_about_its_median() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        let latency = Latency::new(100.0, 0.5);
+        let mut draws: Vec<f64> = (0..10_001)
+            .map(|_| latency.draw(&mut rng).as_secs_f64() * 1e3)
+            .collect();
+        draws.sort_unstable_by(f64::total_cmp);
+        assert!(
+            (97.0..103.0).contains(&draws[5000]),
+            "median {}",
+            draws[5000]
+        );
+        // One sigma above the median: 84.13 % lie below.
+        assert!((158.0..172.0).contains(&draws[8413]), "p84 {}", draws[8413]);
+        let mean = draws.iter().sum::<f64>() / draws.len() as f64;
+        assert!(
+            (mean / 1e3 - latency.mean().as_secs_f64()).abs() < 0.003,
+            "mean {mean}"
+        );
+    }
+
+    #[test]
+    fn the_schedule_changes_rate_and_capacity_and_clips_the_level() {
+        let change = Change {
+            quota_factor: Some(0.5),
+            ..Change::default()
+        };
+        let mut m = model(org().requests_per_minute(600.0).at(10.0, change)); // holds 20, then 10
+        assert_eq!(m.arrive(s(9.0), ask()).views[0].unwrap().remaining, 19);
+        let view = m.arrive(s(10.0), ask()).views[0].unwrap();
+        assert_eq!((view.limit, view.remaining), (300, 9));
+        assert_eq!(view.full_in, s(0.2));
+    }
+
+    #[test]
+    fn a_step_takes_effect_at_its_own_time_even_if_nobody_calls_then() {
+        let change = Change {
+            requests_per_minute: Some(0.0),
+            ..Change::default()
+        };
+        let mut m = model(org().requests_capacity(100.0).at(3.0, change));
+        for _ in 0..100 {
+            assert_eq!(wait(&mut m, 0.0, ask()), None);
+        }
+        // Three seconds at one a second, and nothing since.
+        let admitted = (0..10)
+            .filter(|_| wait(&mut m, 50.0, ask()).is_none())
+            .count();
+        assert_eq!(admitted, 3);
+    }
+
+    #[test]
+    fn steps_of_one_time_apply_in_their_order_and_a_black_hole_can_end() {
+        let hole = |on: bool| Change {
+            black_hole: Some(on.into()),
+            ..Change::default()
+        };
+        let o = org()
+            .requests_capacity(1e3)
+            .at(2.0, hole(false))
+            .at(1.0, hole(true))
+            .at(2.0, hole(true));
+        let mut m = model(o.at(4.0, hole(false)).black_hole_wait_s(0.5));
+        assert_eq!(wait(&mut m, 0.9, ask()), None);
+        assert_eq!(wait(&mut m, 1.0, ask()), Some(s(0.5)));
+        assert_eq!(wait(&mut m, 2.0, ask()), Some(s(0.5)));
+        assert_eq!(wait(&mut m, 4.0, ask()), None);
+    }
+
+    #[test]
+    fn concurrency_counts_admitted_calls_until_they_leave() {
+        let mut m = model(
+            OrgConfig::new("o", "k")
+                .max_concurrency(1)
+                .latency(Latency::new(80.0, 1.0)),
+        );
+        assert!(m.arrive(s(0.0), ask()).admitted);
+        let second = m.arrive(s(0.0), ask());
+        assert!(!second.admitted);
+        assert!(matches!(second.verdict, Verdict::Refused { wait, .. } if wait == s(0.08)));
+        m.leave(s(0.0), false, Ending::Counted);
+        assert!(
+            !m.arrive(s(0.0), ask()).admitted,
+            "a refused call held no place"
+        );
+        m.leave(s(0.1), true, Ending::Empty);
+        assert!(m.arrive(s(0.1), ask()).admitted);
+    }
+
+    #[test]
+    fn chances_strike_about_as_often_as_they_say() {
+        let mut m = model(OrgConfig::new("o", "k").error_5xx(0.2).overloaded(0.1));
+        let mut counts = [0; 3];
+        for _ in 0..10_000 {
+            counts[match m.arrive(s(0.0), ask()).verdict {
+                Verdict::Overloaded { status: 529 } => 0,
+                Verdict::ServerError => 1,
+                _ => 2,
+            }] += 1;
+        }
+        assert!(
+            (900..1100).contains(&counts[0]) && (1650..1950).contains(&counts[1]),
+            "{counts:?}"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused() {
+        let with = |o: OrgConfig| Config::default().org(o).validate();
+        assert!(with(org()).is_ok());
+        for bad in [
+            OrgConfig::new("", "k"),
+            OrgConfig::new("o", ""),
+            org().organization_id("a\nb"),
+            org().requests_per_minute(-1.0),
+            org().capacity_s(f64::NAN),
+            org().black_hole(1.5),
+            org().latency(Latency::new(f64::INFINITY, 0.3)),
+            org().at(-1.0, Change::default()),
+            org().at(
+                1.0,
+                Change {
+                    hang: Some(Chance(2.0)),
+                    ..Change::default()
+                },
+            ),
+        ] {
+            assert!(with(bad.clone()).is_err(), "{bad:?}");
+        }
+        let twice = |second| Config::default().org(org()).org(second).validate();
+        assert!(twice(OrgConfig::new("p", "k")).is_err());
+        assert!(twice(OrgConfig::new("o", "l")).is_err());
+        assert!(twice(OrgConfig::new("p", "l")).is_ok());
+        assert!(
+            Config::default()
+                .latency(Latency::new(1.0, -1.0))
+                .validate()
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn the_fluid_limit_of_plain_buckets_is_capacity_then_rate() {
+        let config = Config::default()
+            .org(org())
+            .org(OrgConfig::new("p", "l").requests_per_minute(120.0));
+        assert_eq!(config.capacity_total(), 6.0);
+        assert_eq!(config.fluid_limit(0), Some(s(0.0)));
+        assert_eq!(config.fluid_limit(6), Some(s(0.0)));
+        assert_eq!(config.fluid_limit(9), Some(s(1.0)));
+        let tokens = OrgConfig::new("t", "m")
+            .requests_per_minute(6000.0)
+            .input_tokens_per_minute(6000.0);
+        let cost = Cost {
+            input_tokens: 50.0,
+            output_tokens: 0.0,
+        };
+        assert_eq!(
+            Config::default()
+                .org(tokens.clone())
+                .fluid_limit_for(4, cost),
+            Some(s(0.0))
+        );
+        assert_eq!(
+            Config::default()
+                .org(tokens.clone())
+                .fluid_limit_for(6, cost),
+            Some(s(1.0))
+        );
+        let cost = Cost {
+            input_tokens: 500.0,
+            output_tokens: 0.0,
+        };
+        assert_eq!(
+            Config::default().org(tokens).fluid_limit_for(1, cost),
+            Some(Duration::MAX)
+        );
+    }
+
+    #[test]
+    fn the_fluid_limit_follows_the_schedule_concurrency_and_unlimited_orgs() {
+        let hole = |on: bool| Change {
+            black_hole: Some(on.into()),
+            ..Change::default()
+        };
+        let config = Config::default().org(org().black_hole(true).at(5.0, hole(false)));
+        assert_eq!(config.fluid_limit(1), Some(s(5.0)));
+        assert_eq!(config.fluid_limit(4), Some(s(7.0)));
+        let config = Config::default().org(org().at(1.0, hole(true)));
+        assert_eq!(config.fluid_limit(3), Some(s(1.0)));
+        assert_eq!(config.fluid_limit(4), Some(Duration::MAX));
+        let flat = Latency::new(100.0, 0.0);
+        let config = Config::default()
+            .latency(flat)
+            .org(OrgConfig::new("c", "k").max_concurrency(5));
+        assert_eq!(config.fluid_limit(100), Some(s(2.0)));
+        let free = Config::default()
+            .org(org())
+            .org(OrgConfig::new("free", "f"));
+        assert_eq!(free.fluid_limit(1000), None);
+        assert_eq!(
+            Config::default().unlimited(true).org(org()).fluid_limit(1),
+            None
+        );
+        let lifted = Change {
+            requests_per_minute: Some(f64::INFINITY),
+            ..Change::default()
+        };
+        assert_eq!(
+            Config::default()
+                .org(org().at(3.0, lifted))
+                .fluid_limit(1000),
+            Some(s(3.0))
+        );
+    }
+
+    fn change() -> impl Strategy<Value = Change> {
+        prop_oneof![
+            (10.0..3000.0).prop_map(|r| Change {
+                requests_per_minute: Some(r),
+                ..Change::default()
+            }),
+            (0.1..2.0).prop_map(|f| Change {
+                quota_factor: Some(f),
+                ..Change::default()
+            }),
+            (0.5..4.0).prop_map(|c| Change {
+                capacity_s: Some(c),
+                ..Change::default()
+            }),
+            (100.0..30_000.0).prop_map(|r| Change {
+                input_tokens_per_minute: Some(r),
+                ..Change::default()
+            }),
+            any::<bool>().prop_map(|on| Change {
+                black_hole: Some(on.into()),
+                ..Change::default()
+            }),
+        ]
+    }
+
+    fn orgs(concurrency: bool) -> impl Strategy<Value = Config> {
+        let one = (
+            10.0..3000.0,
+            0.5..4.0,
+            proptest::option::of(100.0..30_000.0),
+            proptest::option::of(1usize..20),
+            proptest::collection::vec((0.0..10.0, change()), 0..4),
+        )
+            .prop_map(move |(rate, capacity, tokens, max, schedule)| {
+                let mut o = OrgConfig::new("o", "k")
+                    .requests_per_minute(rate)
+                    .capacity_s(capacity);
+                o.input_tokens_per_minute = tokens;
+                o.max_concurrency = max.filter(|_| concurrency);
+                o.schedule = schedule
+                    .into_iter()
+                    .map(|(at_s, set)| Step { at_s, set })
+                    .collect();
+                o
+            });
+        proptest::collection::vec(one, 1..4).prop_map(|orgs| Config {
+            orgs,
+            ..Config::default()
+        })
+    }
+
+    /// What all orgs together could have admitted by `end`, drained greedily in small steps.
+    fn integrate(config: &Config, cost: [f64; 3], end: f64, dt: f64) -> f64 {
+        let mut total = 0.0;
+        for org in &config.orgs {
+            let mut steps = org.steps().into_iter().peekable();
+            let mut rules = org.clone();
+            let mut levels = rules.limits().map(|l| l.map(|l| l.capacity));
+            for i in 0..=(end / dt) as u64 {
+                while let Some(step) = steps.next_if(|s| s.at_s <= i as f64 * dt) {
+                    rules.apply(&step.set);
+                }
+                let limits = rules.limits();
+                for r in 0..3 {
+                    levels[r] = limits[r].map(|l| levels[r].unwrap_or(l.capacity).min(l.capacity));
+                }
+                let mut gain = match rules.max_concurrency {
+                    Some(max) => max as f64 / rules.latency.unwrap_or(config.latency).mean_s() * dt,
+                    None => f64::INFINITY,
+                };
+                for r in 0..3 {
+                    if let (Some(limit), Some(level)) = (limits[r], levels[r]) {
+                        if cost[r] > 0.0 {
+                            gain = if limit.capacity < cost[r] {
+                                0.0
+                            } else {
+                                gain.min(level / cost[r])
+                            };
+                        }
+                    }
+                    if gain == 0.0 {
+                        break;
+                    }
+                }
+                if rules.black_hole.always() {
+                    gain = 0.0;
+                }
+                total += gain;
+                for r in 0..3 {
+                    if let (Some(limit), Some(level)) = (limits[r], levels[r].as_mut()) {
+                        *level = (*level - gain * cost[r] + limit.rate * dt).min(limit.capacity);
+                    }
+                }
+            }
+        }
+        total
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+
+        #[test]
+        fn the_fluid_limit_is_what_integration_finds(config in orgs(true), n in 1u64..300, tokens in 0.0..200.0) {
+            let cost = Cost { input_tokens: tokens, output_tokens: 0.0 };
+            let costs = [1.0, tokens, 0.0];
+            let t = config.fluid_limit_for(n, cost).expect("all are limited");
+            let dt = 1e-3;
+            // What a step's width can shift: at each corner, at most the fastest rate for some steps.
+            let slack = 0.01 * n as f64 + 1.0;
+            if t == Duration::MAX {
+                prop_assert!(integrate(&config, costs, 30.0, dt) < n as f64 + slack);
+            } else {
+                let t = t.as_secs_f64();
+                // Long tails cost much time here and teach nothing.
+                prop_assume!(t < 60.0);
+                prop_assert!(integrate(&config, costs, t + 2.0 * dt, dt) > n as f64 - slack);
+                if t > 3.0 * dt {
+                    prop_assert!(integrate(&config, costs, t - 3.0 * dt, dt) < n as f64 + slack);
+                }
+            }
+        }
+
+        #[test]
+        fn no_client_beats_the_fluid_limit(config in orgs(false), bytes in 0usize..400) {
+            let ask = Ask { body_bytes: bytes, ..ask() };
+            let cost = Cost { input_tokens: bytes.div_ceil(4) as f64, output_tokens: 0.0 };
+            let mut models: Vec<OrgModel> = (0..config.orgs.len()).map(|i| OrgModel::new(&config, i)).collect();
+            let mut n = 0;
+            for ms in (0..12_000).step_by(7) {
+                let now = Duration::from_millis(ms);
+                let before = n;
+                for m in &mut models {
+                    while m.arrive(now, ask).admitted {
+                        n += 1;
+                    }
+                }
+                if n > before {
+                    let limit = config.fluid_limit_for(n, cost).expect("all are limited");
+                    prop_assert!(limit <= now + Duration::from_micros(10), "{n} by {now:?}, fluid {limit:?}");
+                }
+            }
+            // And a greedy one comes within a call per org of it, as far as its steps of 7 ms let it see a refill.
+            let limit = config.fluid_limit_for(n + 2 * config.orgs.len() as u64, cost).expect("all are limited");
+            prop_assert!(limit >= Duration::from_millis(11_000) || !config.orgs.iter().all(|o| o.schedule.is_empty()));
+        }
+    }
+}
