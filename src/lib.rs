@@ -11,3 +11,5 @@ mod line;
 pub mod org;
 pub mod outcome;
 pub mod quota;
+#[cfg(feature = "sim")]
+pub mod sim;
