@@ -6,8 +6,6 @@ pub mod aimd;
 pub mod auth;
 pub mod balance;
 pub mod call;
-#[cfg(feature = "client")]
-pub mod client;
 pub mod drive;
 mod gate;
 pub mod hint;
@@ -20,3 +18,4 @@ pub mod quota;
 pub mod retry;
 #[cfg(feature = "sim")]
 pub mod sim;
+pub mod stack;

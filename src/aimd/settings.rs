@@ -40,6 +40,12 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// The caps these settings go by.
+    #[must_use]
+    pub fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
     /// Starts from the defaults.
     #[must_use]
     pub fn builder() -> SettingsBuilder {
