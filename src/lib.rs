@@ -4,6 +4,8 @@
 
 pub mod auth;
 pub mod call;
+#[cfg(feature = "client")]
+pub mod client;
 mod gate;
 pub mod hint;
 pub mod judge;

@@ -117,7 +117,7 @@ where
             this.head.set(None);
             match head {
                 Ok(response) => *this.gathering = Some(Gathering::new(response, this.rules)),
-                Err(error) => return Poll::Ready(Err(Error::from_box(error.into()))),
+                Err(error) => return Poll::Ready(Err(read::fault(error.into()))),
             }
         }
         let mut gathering = this.gathering.take().expect("not polled again after it has given its answer");
