@@ -24,6 +24,17 @@ pub(crate) fn check_base_url(uri: &Uri) -> Result<(Scheme, Authority), &'static 
     Ok((scheme.clone(), authority.clone()))
 }
 
+/// Whether a key can be one: what is pasted, or read in the wrong encoding, often cannot.
+pub(crate) fn check_key(key: &Credential) -> Result<(), &'static str> {
+    if key.reveal().is_empty() {
+        return Err("is blank");
+    }
+    if !key.reveal().bytes().all(|c| c.is_ascii_graphic()) {
+        return Err("has characters that no key has, such as a blank, a line break or a letter beyond ASCII");
+    }
+    Ok(())
+}
+
 /// One provider's variables.
 struct Variables {
     dialect: Dialect,
@@ -113,18 +124,10 @@ impl Pool {
     }
 }
 
-/// A key that a header can carry. `field` says where it was read; the key itself is never quoted.
+/// A key that can be one. `field` says where it was read; the key itself is never quoted.
 fn credential(field: &str, key: &str) -> Result<Credential, BuildError> {
     let credential = Credential::new(key);
-    if credential.reveal().is_empty() {
-        return Err(BuildError::new(field, "is blank"));
-    }
-    if credential.header("").is_err() {
-        return Err(BuildError::new(
-            field,
-            "has characters that no key has, such as a line break or a letter beyond ASCII",
-        ));
-    }
+    check_key(&credential).map_err(|problem| BuildError::new(field, problem))?;
     Ok(credential)
 }
 
