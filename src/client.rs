@@ -33,10 +33,10 @@ use hyper_util::{
     rt::{TokioExecutor, TokioTimer},
 };
 
-/// hyper's pooled client over plain TCP, for request bodies `B`. Made by [`http`].
+/// hyper's pooled client over plain TCP, for request bodies `B`. Made by [`http()`].
 pub type HttpClient<B> = Client<HttpConnector, B>;
 
-/// hyper's pooled client over TLS, for request bodies `B`. Made by [`https`].
+/// hyper's pooled client over TLS, for request bodies `B`. Made by [`https()`].
 #[cfg(feature = "rustls")]
 pub type HttpsClient<B> = Client<hyper_rustls::HttpsConnector<HttpConnector>, B>;
 

@@ -1,4 +1,5 @@
 //! Org auth: what a request looks like when it leaves.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     convert::Infallible,

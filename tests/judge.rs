@@ -1,4 +1,5 @@
 //! The judge at work: every mode, every edge of the ceiling, broken and hanging bodies, cancelling, and tower's contract.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     collections::VecDeque,
@@ -77,7 +78,7 @@ impl Body for Script {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.size.clone()
+        self.size
     }
 }
 

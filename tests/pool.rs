@@ -1,4 +1,5 @@
 //! Pools from the environment and from TOML. No test touches the process environment.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     io,
