@@ -202,7 +202,6 @@ where
 
     /// The next result, in the order of completion; `None` when all is done. Cancel safe: nothing is lost if the future is
     /// dropped, but nothing moves either until the driver is polled again.
-    #[expect(clippy::should_implement_trait, reason = "it is the asynchronous one")]
     pub async fn next(&mut self) -> Option<(Id, Result<S::Response, DriveError<S::Error>>)> {
         std::future::poll_fn(|cx| self.poll_result(cx)).await
     }

@@ -1,5 +1,7 @@
 //! The retry layer seen from outside: real waits under a paused clock, probes below it.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic, and so may its helpers")]
+
 use std::{
     collections::VecDeque,
     convert::Infallible,
@@ -65,11 +67,13 @@ impl Answer {
     }
 }
 
+type Seen = (Instant, Request<Body>);
+
 /// Gives the answers in turn, then the last one for ever. Keeps what it was sent, and when. Its clone is not ready, and its
 /// call insists on readiness.
 struct Provider {
     answers: Arc<Mutex<VecDeque<Answer>>>,
-    seen: Arc<Mutex<Vec<(Instant, Request<Body>)>>>,
+    seen: Arc<Mutex<Vec<Seen>>>,
     ready: bool,
 }
 
@@ -137,7 +141,9 @@ async fn run(builder: RateLimitRetryBuilder<ByStatus>, provider: &Provider) -> E
     builder.build().unwrap().layer(provider.clone()).oneshot(request()).await
 }
 
-/// What a row of the table expects.
+/// What, answers (the last for ever), the end, wire calls (0: not counted), not faster than, not slower than.
+type Row = (&'static str, Vec<Answer>, End, usize, Duration, Duration);
+
 enum End {
     Answered(u16),
     Exhausted(Exhaustion),
@@ -148,8 +154,7 @@ async fn each_kind_of_refusal_ends_as_the_field_has_learnt_it_should() {
     use End::{Answered, Exhausted};
     let n = std::iter::repeat_n::<Answer>;
     let ms = Duration::from_millis;
-    let rows: Vec<(&str, Vec<Answer>, End, usize, Duration, Duration)> = vec![
-        // what, answers (the last for ever), the end, wire calls, not faster than, not slower than
+    let rows: Vec<Row> = vec![
         ("500 for ever is five calls", vec![say(500)], Exhausted(Exhaustion::Attempts), 5, ms(0), ms(7_510)),
         ("one 500", vec![say(500), say(200)], Answered(200), 2, ms(0), ms(510)),
         ("one 529 is a passing failure", vec![say(529), say(200)], Answered(200), 2, ms(0), ms(510)),
@@ -367,22 +372,13 @@ async fn sleepers_with_one_hint_do_not_wake_as_a_herd_and_none_wakes_early() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_backs_off_holds_no_slot_and_no_body() {
-    let provider = tower::service_fn(|request: Request<Body>| {
-        let first = request.uri().path() == "/first" && !SEEN.with(|seen| seen.replace(true));
-        ready(Ok::<_, Infallible>(if first { say(429).header("retry-after", 10) } else { say(200) }.response()))
-    });
-    thread_local!(static SEEN: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });
-    let mut service =
-        ServiceBuilder::new().layer(builder().build().unwrap()).layer(ConcurrencyLimitLayer::new(1)).service(provider);
-    let mut call = async |path: &'static str| {
-        let request = Request::get(path).body(Body::default()).unwrap();
-        let future = service.ready().await.unwrap().call(request);
-        task::spawn(future)
-    };
-    let mut first = call("/first").await;
+async fn a_request_that_backs_off_holds_no_slot() {
+    let provider = Provider::new([say(429).header("retry-after", 10), say(200)]);
+    let retry = builder().build().unwrap();
+    let mut service = ServiceBuilder::new().layer(retry).layer(ConcurrencyLimitLayer::new(1)).service(provider);
+    let mut first = task::spawn(service.ready().await.unwrap().call(request()));
     assert_pending!(first.poll());
-    let mut second = call("/second").await;
+    let mut second = task::spawn(service.ready().await.unwrap().call(request()));
     assert_ready_ok!(second.poll(), "the only slot is free while the first backs off");
     drop(second);
     tokio::time::advance(Duration::from_secs(11)).await;

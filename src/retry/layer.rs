@@ -27,7 +27,6 @@ impl RateLimitRetryLayer {
     }
 
     /// Starts from the defaults.
-    #[must_use]
     pub fn builder() -> RateLimitRetryBuilder {
         RateLimitRetryBuilder::default()
     }
