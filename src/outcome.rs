@@ -234,6 +234,17 @@ impl Outcome {
 pub trait Classify<Res, E> {
     /// Classifies a result. Called once per attempt, on the caller's task; must not block.
     fn classify(&self, result: Result<&Res, &E>) -> Outcome;
+
+    /// The judge's [`Stamp`] on the result, where it carries one: which org was asked, and whether it is held below. Without
+    /// it [`retry`](crate::retry) sleeps out every hint itself. Default: none.
+    fn stamp<'a>(&self, _result: Result<&'a Res, &'a E>) -> Option<&'a Stamp> {
+        None
+    }
+
+    /// Status and headers, where the result has them: for reports, never for decisions. Default: none.
+    fn head<'a>(&self, _result: Result<&'a Res, &'a E>) -> Option<(StatusCode, &'a HeaderMap)> {
+        None
+    }
 }
 
 impl<Res, E, F> Classify<Res, E> for F
@@ -257,6 +268,14 @@ impl<B, E> Classify<Response<B>, E> for ByStatus {
             Err(_) => Outcome::of(Class::Transport),
         }
     }
+
+    fn stamp<'a>(&self, result: Result<&'a Response<B>, &'a E>) -> Option<&'a Stamp> {
+        result.ok()?.extensions().get()
+    }
+
+    fn head<'a>(&self, result: Result<&'a Response<B>, &'a E>) -> Option<(StatusCode, &'a HeaderMap)> {
+        result.ok().map(|response| (response.status(), response.headers()))
+    }
 }
 
 /// Classifies by the judge's [`Stamp`], and errors by the [`Outcome`] that [`Error`] carries: what the layers of the
@@ -270,6 +289,17 @@ impl<B> Classify<Response<B>, Error> for Stamped {
             Ok(response) => of_response(response),
             Err(error) => error.outcome(),
         }
+    }
+
+    fn stamp<'a>(&self, result: Result<&'a Response<B>, &'a Error>) -> Option<&'a Stamp> {
+        match result {
+            Ok(response) => response.extensions().get(),
+            Err(error) => Some(error.stamp()),
+        }
+    }
+
+    fn head<'a>(&self, result: Result<&'a Response<B>, &'a Error>) -> Option<(StatusCode, &'a HeaderMap)> {
+        result.ok().map(|response| (response.status(), response.headers()))
     }
 }
 

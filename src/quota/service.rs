@@ -1,0 +1,128 @@
+//! The metering service.
+
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use http::{Request, Response};
+use tower_service::Service;
+
+use super::{
+    ByBytes, Estimate, QuotaFuture,
+    future::wait_until,
+    ledger::{PerResource, Quota},
+};
+use crate::gate::{Gate, Place};
+
+pub(crate) type QuotaGate = Gate<Quota>;
+
+/// Paces calls to an org by what its answers say remains. See [the module](super).
+pub struct QuotaHeader<S, E = ByBytes> {
+    inner: S,
+    gate: Arc<QuotaGate>,
+    place: Place<Quota>,
+    reserved: Option<Reserved>,
+    estimate: E,
+}
+
+/// What was taken off for a call that has not been sent. Dropped, it is given back.
+pub(super) struct Reserved {
+    gate: Option<Arc<QuotaGate>>,
+    cost: PerResource,
+}
+
+impl Reserved {
+    pub(super) fn cost(&self) -> &PerResource {
+        &self.cost
+    }
+
+    /// Writes the call down as sent; gives its number in the ledger.
+    pub(super) fn send(mut self) -> u64 {
+        let gate = self.gate.take().expect("taken only by sending, which consumes it");
+        gate.update(|quota, now| quota.sent(self.cost, now))
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if let Some(gate) = self.gate.take() {
+            gate.update(|quota, now| quota.give_back(&self.cost, now));
+        }
+    }
+}
+
+impl<S, E> QuotaHeader<S, E> {
+    pub(super) fn new(inner: S, gate: Arc<QuotaGate>, estimate: E) -> Self {
+        QuotaHeader { inner, gate, place: Place::new(), reserved: None, estimate }
+    }
+
+    /// The service inside.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// The service inside.
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// The service inside; what was reserved is given back.
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+}
+
+impl<S, B, RB, E> Service<Request<B>> for QuotaHeader<S, E>
+where
+    S: Service<Request<B>, Response = Response<RB>> + Clone,
+    E: Estimate<Request<B>>,
+{
+    type Response = Response<RB>;
+    type Error = S::Error;
+    type Future = QuotaFuture<S, Request<B>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        ready!(self.inner.poll_ready(cx))?;
+        if self.reserved.is_none() {
+            let cost = ready!(self.gate.poll_pass(cx, &mut self.place));
+            self.reserved = Some(Reserved { gate: Some(self.gate.clone()), cost });
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let mut reserved = self.reserved.take().expect("`poll_ready` must say that the call is paced before `call`");
+        let estimate = self.estimate.cost(&request);
+        reserved.cost = self.gate.update(|quota, now| quota.true_up(&reserved.cost, estimate, now));
+        match wait_until(&self.gate, &reserved.cost) {
+            None => {
+                let call = reserved.send();
+                QuotaFuture::calling(self.inner.call(request), call, self.gate.clone())
+            }
+            Some(at) => {
+                let clone = self.inner.clone();
+                let readied = std::mem::replace(&mut self.inner, clone);
+                let sleep = tokio::time::sleep_until(at);
+                QuotaFuture::waiting(readied, request, reserved, sleep, self.gate.clone())
+            }
+        }
+    }
+}
+
+impl<S: Clone, E: Clone> Clone for QuotaHeader<S, E> {
+    /// The clone shares what is known of the quota and starts without a reservation.
+    fn clone(&self) -> Self {
+        QuotaHeader::new(self.inner.clone(), self.gate.clone(), self.estimate.clone())
+    }
+}
+
+impl<S: fmt::Debug, E> fmt::Debug for QuotaHeader<S, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QuotaHeader")
+            .field("inner", &self.inner)
+            .field("reserved", &self.reserved.is_some())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,71 @@
+//! The tower service.
+
+use std::{
+    fmt, mem,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use http::Request;
+use tower_service::Service;
+
+use super::{RetryError, RetryFuture, Shared, future::Logical};
+use crate::outcome::{BoxError, Classify, Stamped};
+
+/// Retries what may pass. Made by [`RateLimitRetryLayer`](super::RateLimitRetryLayer).
+///
+/// `poll_ready` is the inner service's own, and what it reserves is used by the first attempt; a clone starts without a
+/// reservation. Every further attempt readies an instance of its own, inside the response future. So whoever readies this
+/// service and then waits for work may keep a slot from a retry: take the work first, as [`Drive`](crate::drive::Drive) does.
+#[derive(Clone)]
+pub struct RateLimitRetry<S, C = Stamped> {
+    inner: S,
+    classifier: C,
+    shared: Arc<Shared>,
+}
+
+impl<S, C> RateLimitRetry<S, C> {
+    pub(super) fn new(inner: S, classifier: C, shared: Arc<Shared>) -> Self {
+        RateLimitRetry { inner, classifier, shared }
+    }
+
+    /// The service it stands over.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+}
+
+impl<S, B, C> Service<Request<B>> for RateLimitRetry<S, C>
+where
+    S: Service<Request<B>> + Clone,
+    S::Error: Into<BoxError>,
+    B: Clone,
+    C: Classify<S::Response, S::Error> + Clone,
+{
+    type Response = S::Response;
+    type Error = RetryError<Request<B>, S::Error>;
+    type Future = RetryFuture<S, B, C>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx).map_err(RetryError::Inner)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The readied one goes with the request; the clone, which is not ready, stays.
+        let clone = self.inner.clone();
+        let ready = mem::replace(&mut self.inner, clone);
+        self.shared.budget.update(|law, now| law.deposit(now));
+        let mut logical = Logical::new(ready, self.classifier.clone(), self.shared.clone(), request);
+        let attempt = logical.call();
+        RetryFuture::new(logical, attempt)
+    }
+}
+
+impl<S: fmt::Debug, C> fmt::Debug for RateLimitRetry<S, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimitRetry")
+            .field("inner", &self.inner)
+            .field("policy", &self.shared.policy)
+            .finish_non_exhaustive()
+    }
+}
