@@ -11,7 +11,7 @@ use std::{
     fmt,
     fs::File,
     hash::{DefaultHasher, Hash, Hasher},
-    io::{self, BufRead, BufReader, Read},
+    io::{BufRead, BufReader, Read},
     path::Path,
 };
 

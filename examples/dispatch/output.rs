@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
-use crate::args::is_standard;
+use crate::{args::is_standard, tally::Seen};
 
 /// How many lines may wait to be written.
 const QUEUE: usize = 256;
@@ -31,12 +31,6 @@ const CHUNK: usize = 1 << 18;
 pub(crate) struct Verdict {
     /// One word: `ok`, `rate_limited`, `transient`, `terminal`, …
     pub(crate) outcome: &'static str,
-    /// The org that was asked last.
-    pub(crate) org: Option<Arc<str>>,
-    /// Calls made over the wire.
-    pub(crate) attempts: u32,
-    /// The last status that came.
-    pub(crate) status: Option<u16>,
     /// The body, where a whole answer came.
     pub(crate) body: Option<Bytes>,
     /// Why it is not `ok`.
@@ -44,9 +38,9 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
-    /// Nothing was sent for this id.
-    pub(crate) const fn unsent(outcome: &'static str, error: String) -> Self {
-        Verdict { outcome, org: None, attempts: 0, status: None, body: None, error: Some(error) }
+    /// There is no answer.
+    pub(crate) fn without_answer(outcome: &'static str, error: impl Into<String>) -> Self {
+        Verdict { outcome, body: None, error: Some(error.into()) }
     }
 }
 
@@ -54,8 +48,11 @@ impl Verdict {
 struct Line<'a> {
     custom_id: &'a str,
     outcome: &'a str,
+    /// The org that was called last.
     org: Option<&'a str>,
+    /// Calls made over the wire.
     attempts: u32,
+    /// The status of the last call, if it was answered.
     status: Option<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'a str>,
@@ -84,18 +81,17 @@ impl Scrubber {
 }
 
 /// The line of an id, with its line feed.
-pub(crate) fn line(custom_id: &str, verdict: &Verdict, scrubber: &Scrubber) -> Vec<u8> {
-    let error = verdict.error.clone().map(|error| scrubber.scrub(error));
+pub(crate) fn line(custom_id: &str, verdict: &Verdict, seen: &Seen, scrubber: &Scrubber) -> Vec<u8> {
     let line = Line {
         custom_id,
         outcome: verdict.outcome,
-        org: verdict.org.as_deref(),
-        attempts: verdict.attempts,
-        status: verdict.status,
-        error: error.as_deref(),
+        org: seen.org.as_deref(),
+        attempts: seen.calls,
+        status: seen.status,
+        error: verdict.error.as_deref(),
         response: verdict.body.as_ref().map(|body| json(body, scrubber)),
     };
-    let mut line = serde_json::to_vec(&line).expect("strings and numbers serialise");
+    let mut line = serde_json::to_vec(&line).expect("strings, numbers and valid JSON serialise");
     line.push(b'\n');
     line
 }
@@ -158,11 +154,6 @@ impl Output {
     /// Where lines are handed in. It is closed when the output cannot be written any more.
     pub(crate) fn queue(&self) -> &mpsc::Sender<Vec<u8>> {
         &self.queue
-    }
-
-    /// Lines written so far.
-    pub(crate) fn written(&self) -> u64 {
-        self.written.load(Relaxed)
     }
 
     /// Held while lines are being written: whoever holds it may end the process without cutting one in two.

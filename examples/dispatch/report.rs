@@ -12,7 +12,7 @@ use tower_quota::org::{Org, Orgs};
 
 use crate::{
     output::Verdict,
-    tally::{Histogram, Tally},
+    tally::{Histogram, Seen, Tally},
 };
 
 /// How many different errors are told apart; further ones are counted together.
@@ -41,10 +41,10 @@ pub(crate) struct ErrorCount {
 }
 
 impl Counts {
-    pub(crate) fn add(&mut self, custom_id: &str, verdict: &Verdict) {
+    pub(crate) fn add(&mut self, custom_id: &str, verdict: &Verdict, seen: &Seen) {
         *self.outcomes.entry(verdict.outcome).or_default() += 1;
         if verdict.outcome == "ok" {
-            if let Some(org) = &verdict.org {
+            if let Some(org) = &seen.org {
                 *self.ok_by_org.entry(org.clone()).or_default() += 1;
             }
         }
@@ -83,7 +83,7 @@ impl Counts {
 }
 
 /// How long a call took, in milliseconds, until the head of its answer.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Latency {
     p50: Option<f64>,
     p95: Option<f64>,
@@ -131,7 +131,7 @@ pub(crate) struct FamilyReport {
 }
 
 /// The whole report. The field names are kept stable.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Report {
     /// Ids of the input: all of a file, or as many as were read of a stream.
     pub(crate) expected: u64,
@@ -266,7 +266,12 @@ impl Report {
         )?;
         for org in &self.orgs {
             let failed = org.unanswered
-                + org.statuses.iter().filter(|(status, _)| **status >= 400 && **status != 429).map(|(_, n)| n).sum::<u64>();
+                + org
+                    .statuses
+                    .iter()
+                    .filter(|(status, _)| **status >= 400 && **status != 429)
+                    .map(|(_, n)| n)
+                    .sum::<u64>();
             let limit = format!("{:.0}/{}", org.limit, org.cap);
             writeln!(
                 text,

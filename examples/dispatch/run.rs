@@ -15,7 +15,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior},
 };
 use tower_quota::{
-    drive::Drive,
+    drive::{Drive, DriveError},
     org::{BuildError, Orgs},
 };
 
@@ -98,8 +98,8 @@ impl Early {
     /// The verdict on an id that is not answered because of it.
     fn verdict(early: Option<&Early>) -> Verdict {
         match early {
-            Some(Early::Deadline) => Verdict::unsent("deadline", "the deadline of the run has passed".to_owned()),
-            _ => Verdict::unsent("cancelled", "the run was ended before this was answered".to_owned()),
+            Some(Early::Deadline) => Verdict::without_answer("deadline", "the deadline of the run has passed"),
+            _ => Verdict::without_answer("cancelled", "the run was ended before this was answered"),
         }
     }
 }
@@ -120,13 +120,10 @@ struct Desk<'a> {
 impl Desk<'_> {
     fn settle(&mut self, live: &Live, mut verdict: Verdict) -> Vec<u8> {
         let seen = live.tries.seen();
-        verdict.attempts = seen.calls;
-        verdict.org = verdict.org.or(seen.org);
-        verdict.status = verdict.status.or(seen.status);
         verdict.error = verdict.error.map(|error| self.scrubber.scrub(error));
         self.sent += u64::from(seen.calls > 0);
-        self.counts.add(&live.custom_id, &verdict);
-        line(&live.custom_id, &verdict, self.scrubber)
+        self.counts.add(&live.custom_id, &verdict, &seen);
+        line(&live.custom_id, &verdict, &seen, self.scrubber)
     }
 }
 
@@ -202,7 +199,9 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
                 }
             },
             result = drive.next(), if unwritten.is_none() => match result {
-                Some((live, Ok(verdict))) => unwritten = Some(desk.settle(&live, verdict)),
+                Some((live, Ok(verdict) | Err(DriveError::Service(verdict)))) => {
+                    unwritten = Some(desk.settle(&live, verdict));
+                }
                 Some((live, Err(_))) => unwritten = Some(desk.settle(&live, Early::verdict(early.as_ref()))),
                 None => break,
             },

@@ -105,7 +105,7 @@ pub(crate) struct Seen {
     pub(crate) calls: u32,
     /// The org called last.
     pub(crate) org: Option<Arc<str>>,
-    /// The status of the last call that was answered.
+    /// The status of that call, if it was answered.
     pub(crate) status: Option<u16>,
 }
 
@@ -145,6 +145,12 @@ struct Running {
     status: Option<u16>,
 }
 
+impl Running {
+    fn answered(&mut self, status: u16) {
+        self.status = Some(status);
+    }
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         for tally in &self.tallies {
@@ -172,6 +178,7 @@ where
             let mut seen = lock(&tries.0);
             seen.calls += 1;
             seen.org = Some(self.layer.org.clone());
+            seen.status = None;
         }
         let tallies = self.layer.tallies.clone();
         for tally in &tallies {
@@ -183,7 +190,7 @@ where
             let result = call.await;
             if let Ok(response) = &result {
                 let status = response.status().as_u16();
-                running.status = Some(status);
+                running.answered(status);
                 if let Some(tries) = &tries {
                     lock(&tries.0).status = Some(status);
                 }
