@@ -6,6 +6,8 @@ pub mod aimd;
 pub mod auth;
 pub mod balance;
 pub mod call;
+#[cfg(feature = "client")]
+pub mod client;
 pub mod drive;
 mod gate;
 pub mod hint;

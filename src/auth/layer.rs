@@ -12,7 +12,7 @@ use tower_layer::Layer;
 use super::OrgAuth;
 use crate::{
     org::{BuildError, Dialect, Org},
-    pool::check_base_url,
+    pool::{check_base_url, check_key},
 };
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -41,7 +41,8 @@ impl OrgAuthLayer {
     /// A layer for this org, by its credential, base URL and dialect.
     ///
     /// # Errors
-    /// If the base URL is no whole address of a server, or the credential is blank or has characters that no header may carry.
+    /// If the base URL is no whole address of a server, or the credential is blank or has characters that no key has (a
+    /// blank, a control character, anything beyond ASCII).
     /// The error names the org, and neither its key nor its base URL.
     pub fn new(org: &Org) -> Result<Self, BuildError> {
         let refused = |field: &str, problem: &str| BuildError::new(format!("org {:?}: {field}", org.name()), problem);
@@ -52,11 +53,10 @@ impl OrgAuthLayer {
         };
         let key = match org.key() {
             None => None,
-            Some(key) if key.reveal().is_empty() => return Err(refused("key", "is blank")),
-            Some(key) => match key.header(prefix) {
-                Ok(key) => Some(key),
-                Err(_) => return Err(refused("key", "has characters that no header may carry")),
-            },
+            Some(key) => {
+                check_key(key).map_err(|problem| refused("key", problem))?;
+                Some(key.header(prefix).map_err(|_| refused("key", "has characters that no header may carry"))?)
+            }
         };
         let base = org.reached_at();
         let (scheme, authority) = check_base_url(&base).map_err(|problem| refused("base_url", problem))?;
@@ -91,7 +91,9 @@ impl Address {
 
     /// The request's path and query, at this address.
     fn place(&self, uri: &Uri) -> Uri {
-        let asked = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+        // Neither a bare host nor the `*` of OPTIONS names a path.
+        let asked = uri.path_and_query().filter(|asked| asked.path() != "*").cloned();
+        let asked = asked.unwrap_or_else(|| PathAndQuery::from_static("/"));
         let path = if self.prefix.is_empty() { asked } else { self.prefixed(asked) };
         let mut parts = http::uri::Parts::default();
         parts.scheme = Some(self.scheme.clone());

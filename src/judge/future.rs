@@ -25,6 +25,10 @@ use crate::{
     outcome::{BoxError, Class, Error, Outcome, Stamp},
 };
 
+/// How much of a refusal's text is searched for a hint, in bytes: it stands in a sentence or two, and a search through megabytes
+/// would keep the whole thread busy.
+const HINT_TEXT: usize = 64 << 10;
+
 /// The attempt took longer than the judge's timeout: the source of an [`Error`] of
 /// [`Class::Transport`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +121,7 @@ where
             this.head.set(None);
             match head {
                 Ok(response) => *this.gathering = Some(Gathering::new(response, this.rules)),
-                Err(error) => return Poll::Ready(Err(Error::from_box(error.into()))),
+                Err(error) => return Poll::Ready(Err(read::fault(error.into()))),
             }
         }
         let mut gathering = this.gathering.take().expect("not polled again after it has given its answer");
@@ -192,10 +196,8 @@ where
             return Err(Error::new(Outcome::of(Class::Transport), error));
         }
         self.trailers = None;
-        let whole = self.read.len();
-        let mut answer = self.whole(rules);
-        set_content_length(answer.headers_mut(), whole);
-        Ok(answer)
+        set_content_length(&mut self.head.headers, self.read.len());
+        Ok(self.whole(rules))
     }
 
     fn whole(self, rules: &Rules) -> Response<Answer<B>> {
@@ -203,7 +205,8 @@ where
         let mut body = read.join();
         if outcome.class == Class::Throttled {
             let header = outcome.not_before.map(|at| at.saturating_duration_since(arrived));
-            let text = hint::from_text(&String::from_utf8_lossy(&body), rules.hint_ceiling);
+            let text =
+                hint::from_text(&String::from_utf8_lossy(&body[..body.len().min(HINT_TEXT)]), rules.hint_ceiling);
             outcome = outcome.not_before(hint::combine(header, text).map(|wait| arrived + wait));
         }
         let mut stamp = Stamp::new(outcome);

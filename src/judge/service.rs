@@ -6,7 +6,7 @@ use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::{Answer, JudgeFuture, layer::Rules};
+use super::{Answer, JudgeFuture, layer::Rules, read};
 use crate::outcome::{BoxError, Error};
 
 /// Judges every answer of the service it wraps. Made by [`JudgeLayer`](super::JudgeLayer).
@@ -42,7 +42,7 @@ where
     type Future = JudgeFuture<S::Future, RB>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        self.inner.poll_ready(cx).map_err(|error| Error::from_box(error.into()))
+        self.inner.poll_ready(cx).map_err(|error| read::fault(error.into()))
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
