@@ -113,14 +113,34 @@ impl Stack {
     where
         S: Clone + Send + 'static,
     {
+        self.compose(client, |_, client| client)
+    }
+
+    /// The stack around a client of its own for each org and model family: for connections of its own, another way out, or
+    /// something that counts an org's calls directly above the wire. `client` is called when a family is first asked for.
+    ///
+    /// # Errors
+    /// As [`build`](Stack::build).
+    pub fn build_with<S>(self, client: impl Fn(&Org) -> S + Send + Sync + 'static) -> Result<Stacked<S>, BuildError> {
+        self.compose((), move |org, ()| client(org))
+    }
+
+    fn compose<C, S>(
+        self,
+        client: C,
+        of_org: impl Fn(&Org, C) -> S + Send + Sync + 'static,
+    ) -> Result<Stacked<S>, BuildError>
+    where
+        C: Clone + Send + 'static,
+    {
         // What can be wrong is said now, not when a model family is first asked for.
         let mut auth = HashMap::new();
         for org in &self.orgs {
             auth.insert(org.name().to_owned(), OrgAuthLayer::new(org)?);
         }
         let Stack { orgs, limit, judge, retry } = self;
-        let balance = OrgBalanceLayer::new(orgs, move |org: &Org, client: S| {
-            let client = auth[org.name()].layer(client);
+        let balance = OrgBalanceLayer::new(orgs, move |org: &Org, client: C| {
+            let client = auth[org.name()].layer(of_org(org, client));
             let judged = judge.clone().scrub(org).layer(client);
             let metered = QuotaHeaderLayer::new(org).layer(judged);
             AimdLimitLayer::with_settings(org, &limit).classify(Stamped).layer(metered)
