@@ -488,10 +488,6 @@ mod tests {
         ] {
             assert_eq!(go_duration(Duration::from_millis(ms)), text);
         }
-        assert_eq!(
-            go_duration(Duration::from_micros(19_001)),
-            "20ms",
-            "rounded up"
-        );
+        assert_eq!(go_duration(Duration::from_micros(19_001)), "20ms", "rounded up");
     }
 }
