@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use tokio::sync::Barrier;
+use tokio::{io::AsyncReadExt, sync::Barrier};
 use tower::{Service, ServiceBuilder, ServiceExt};
 use tower_quota::{
     auth::OrgAuthLayer,
@@ -66,6 +66,21 @@ async fn the_plain_client_speaks_no_https() {
     let error =
         client::http::<Full<Bytes>>().oneshot(Request::get("https://127.0.0.1:1/").body(Full::default()).unwrap());
     assert!(error.await.unwrap_err().is_connect());
+}
+
+#[tokio::test]
+async fn the_tls_client_begins_with_a_handshake() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let uri = format!("https://localhost:{}/", listener.local_addr().unwrap().port());
+    let mut call =
+        tokio::spawn(client::https::<Full<Bytes>>().oneshot(Request::get(uri).body(Full::default()).unwrap()));
+    let (mut stream, _) = tokio::select! {
+        accepted = listener.accept() => accepted.unwrap(),
+        answer = &mut call => panic!("no connection was opened: {answer:?}"),
+    };
+    assert_eq!(stream.read_u8().await.unwrap(), 0x16, "the record type of a handshake");
+    drop(stream);
+    assert!(call.await.unwrap().unwrap_err().is_connect());
 }
 
 #[tokio::test]
