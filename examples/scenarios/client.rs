@@ -56,7 +56,8 @@ fn requests(task: &ClientTask) -> impl Iterator<Item = (u64, Request<Full<Bytes>
         let body = format!(
             r#"{{"model":"{model}","max_tokens":64,"messages":[{{"role":"user","content":"judge item {item}"}}]}}"#
         );
-        let mut request = Request::post(path).header("content-type", "application/json").body(Full::new(Bytes::from(body)));
+        let mut request =
+            Request::post(path).header("content-type", "application/json").body(Full::new(Bytes::from(body)));
         if let Ok(request) = &mut request {
             request.extensions_mut().insert(family.clone());
         }
@@ -73,9 +74,10 @@ fn http_client() -> Client<hyper_util::client::legacy::connect::HttpConnector, F
 fn pool(task: &ClientTask) -> Result<Orgs, BoxError> {
     let base_url: Uri = task.base_url.parse()?;
     let dialect = if task.openai { Dialect::OpenAi } else { Dialect::Anthropic };
-    let orgs = task.orgs.iter().map(|(name, key)| {
-        Org::new(name).credential(Credential::new(key)).base_url(base_url.clone()).dialect(dialect)
-    });
+    let orgs = task
+        .orgs
+        .iter()
+        .map(|(name, key)| Org::new(name).credential(Credential::new(key)).base_url(base_url.clone()).dialect(dialect));
     Ok(Orgs::new(orgs)?)
 }
 

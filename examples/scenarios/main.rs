@@ -182,8 +182,21 @@ fn measure(scenario: &Scenario, dialect: Dialect, run: u64) -> Result<Measured, 
     }
     if std::env::var_os("SHOW").is_some() {
         for org in &truth.orgs {
-            eprintln!("  {}: calls {} ok {} 429 {} peak {}", org.name, org.calls, org.ok, org.throttled_429, org.peak_in_flight);
-            let bins: Vec<_> = org.timeline.iter().map(|bin| format!("{}{}", bin.ok, if bin.throttled_429 > 0 { format!("!{}", bin.throttled_429) } else { String::new() })).collect();
+            eprintln!(
+                "  {}: calls {} ok {} 429 {} peak {}",
+                org.name, org.calls, org.ok, org.throttled_429, org.peak_in_flight
+            );
+            let bins: Vec<_> = org
+                .timeline
+                .iter()
+                .map(|bin| {
+                    format!(
+                        "{}{}",
+                        bin.ok,
+                        if bin.throttled_429 > 0 { format!("!{}", bin.throttled_429) } else { String::new() }
+                    )
+                })
+                .collect();
             eprintln!("    {}", bins.join(" "));
         }
     }
