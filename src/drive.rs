@@ -47,9 +47,8 @@ use tower_service::Service;
 
 use crate::org::BuildError;
 
-/// How many requests are admitted before results are looked for again: an input that is always ready does not keep results
-/// from being yielded, whatever the bound.
-const ADMITTED_AT_ONCE: usize = 32;
+/// How many requests are admitted in one poll without a result between, before other tasks are let run.
+const ADMITTED_AT_ONCE: usize = 128;
 
 /// Why an item has no response.
 #[non_exhaustive]
@@ -203,7 +202,6 @@ where
 
     /// The next result, in the order of completion; `None` when all is done. Cancel safe: nothing is lost if the future is
     /// dropped, but nothing moves either until the driver is polled again.
-    #[expect(clippy::should_implement_trait, reason = "it is the asynchronous one")]
     pub async fn next(&mut self) -> Option<(Id, Result<S::Response, DriveError<S::Error>>)> {
         std::future::poll_fn(|cx| self.poll_result(cx)).await
     }
@@ -268,30 +266,26 @@ where
         Poll::Ready(item)
     }
 
-    /// Takes and calls a few; `Ok(true)` if there may be more to take at once, an error if readiness failed.
+    /// Takes an item and calls the service with it; `Ok(true)` if that was done, an error if readiness failed.
     fn admit(&mut self, cx: &mut Context<'_>) -> Result<bool, (Id, S::Error)> {
-        for _ in 0..ADMITTED_AT_ONCE {
-            if self.taken.is_none() {
-                if self.in_flight.len() >= self.bound {
-                    return Ok(false);
-                }
-                match self.poll_input(cx) {
-                    Poll::Ready(Some(item)) => self.taken = Some(item),
-                    Poll::Ready(None) | Poll::Pending => return Ok(false),
-                }
+        if self.taken.is_none() && self.in_flight.len() < self.bound {
+            if let Poll::Ready(item) = self.poll_input(cx) {
+                self.taken = item;
                 self.peak_live = self.peak_live.max(self.live());
             }
-            let readiness = match self.service.poll_ready(cx) {
-                Poll::Pending => return Ok(false),
-                Poll::Ready(readiness) => readiness,
-            };
-            let (id, request) = self.taken.take().expect("taken above");
-            match readiness {
-                Ok(()) => self.in_flight.push(Call { id: Some(id), response: self.service.call(request) }),
-                Err(error) => return Err((id, error)),
-            }
         }
-        Ok(true)
+        if self.taken.is_none() {
+            return Ok(false);
+        }
+        let Poll::Ready(readiness) = self.service.poll_ready(cx) else { return Ok(false) };
+        let Some((id, request)) = self.taken.take() else { return Ok(false) };
+        match readiness {
+            Ok(()) => {
+                self.in_flight.push(Call { id: Some(id), response: self.service.call(request) });
+                Ok(true)
+            }
+            Err(error) => Err((id, error)),
+        }
     }
 
     #[expect(clippy::type_complexity, reason = "it is the item, and a poll")]
@@ -304,20 +298,24 @@ where
             let item = ready!(self.poll_input(cx));
             return Poll::Ready(item.map(|(id, _)| (id, Err(DriveError::Deadline))));
         }
-        loop {
-            let more = match self.admit(cx) {
-                Ok(more) => more,
+        // One item in, then a look for a result: an input that is always ready keeps nothing back, and no more is admitted than
+        // whoever polls can keep up with.
+        for _ in 0..ADMITTED_AT_ONCE {
+            let admitted = match self.admit(cx) {
+                Ok(admitted) => admitted,
                 Err((id, error)) => return Poll::Ready(Some((id, Err(DriveError::Service(error))))),
             };
             match Pin::new(&mut self.in_flight).poll_next(cx) {
                 Poll::Ready(Some((id, result))) => {
                     return Poll::Ready(Some((id, result.map_err(DriveError::Service))));
                 }
-                _ if more => {}
+                _ if admitted => {}
                 Poll::Ready(None) if self.input.is_none() && self.taken.is_none() => return Poll::Ready(None),
                 Poll::Ready(None) | Poll::Pending => return Poll::Pending,
             }
         }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 }
 

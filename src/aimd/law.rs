@@ -70,10 +70,7 @@ impl Law {
         self.limit
     }
 
-    pub(crate) fn cap(&self) -> usize {
-        self.cap
-    }
-
+    #[cfg(test)]
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }

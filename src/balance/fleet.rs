@@ -50,20 +50,18 @@ impl<M> Fleet<M> {
     where
         M: Service<Req> + Clone,
     {
-        let mut open: Vec<usize> = (0..self.members.len()).filter(|i| self.members[*i].is_open()).collect();
-        if open.is_empty() && self.none_left() {
+        let mut open = Open::of(&self.members);
+        if open.as_slice().is_empty() && self.none_left() {
             return Ok(Bound::NoneLeft(NoOrgLeft::of(self.members.iter().map(|member| &member.org))));
         }
-        // A generator of the thread's own: seeded once, shared with nobody.
-        let mut rng = fastrand::Rng::new();
-        while let Some(picked) = pick(&open, &mut rng, |i| self.members[i].org.load()) {
+        while let Some(picked) = pick(open.as_slice(), |i| self.members[i].org.load()) {
             let member = &self.members[picked];
             match member.ask(request) {
                 Asked::Called(future) => return Ok(Bound::Called(future, member.org.clone())),
                 Asked::Failed(error) => return Ok(Bound::Failed(error, member.org.clone())),
                 Asked::Pending(back) => {
                     request = back;
-                    open.retain(|i| *i != picked);
+                    open.remove(picked);
                 }
             }
         }
@@ -114,6 +112,41 @@ impl<M> Fleet<M> {
         }
         if !self.queue.is_empty() && self.has_news() {
             self.queue.call(0);
+        }
+    }
+}
+
+/// The numbers of the members worth asking: on the stack for up to 32, which is more orgs than most people hold.
+struct Open {
+    few: [usize; 32],
+    len: usize,
+    many: Vec<usize>,
+}
+
+impl Open {
+    fn of<M>(members: &[Member<M>]) -> Self {
+        let mut open = Open { few: [0; 32], len: 0, many: Vec::new() };
+        let numbers = members.iter().enumerate().filter(|(_, member)| member.is_open()).map(|(i, _)| i);
+        if members.len() > open.few.len() {
+            open.many = numbers.collect();
+            return open;
+        }
+        for i in numbers {
+            open.few[open.len] = i;
+            open.len += 1;
+        }
+        open
+    }
+
+    fn as_slice(&self) -> &[usize] {
+        if self.many.is_empty() { &self.few[..self.len] } else { &self.many }
+    }
+
+    fn remove(&mut self, member: usize) {
+        self.many.retain(|i| *i != member);
+        if let Some(at) = self.few[..self.len].iter().position(|i| *i == member) {
+            self.len -= 1;
+            self.few.swap(at, self.len);
         }
     }
 }

@@ -14,7 +14,6 @@ use tower_service::Service;
 
 use super::{
     dialect,
-    ledger::PerResource,
     service::{QuotaGate, Reserved},
 };
 use crate::outcome::Stamp;
@@ -28,7 +27,6 @@ pin_project! {
     {
         #[pin]
         state: State<S, Req, S::Future>,
-        gate: Arc<QuotaGate>,
     }
 }
 
@@ -37,9 +35,45 @@ pin_project! {
     enum State<S, Req, F> {
         // The request proved dearer than what was reserved for it: it waits here, first in line, since nobody else is
         // admitted while the bucket is overdrawn by it.
-        Waiting { inner: S, request: Option<Req>, reserved: Option<Reserved>, #[pin] sleep: Sleep },
-        Calling { #[pin] future: F, call: u64 },
+        Waiting { inner: S, call: Option<(Req, Reserved)>, #[pin] sleep: Sleep },
+        Calling { #[pin] future: F, sent: Option<Sent> },
         Done,
+    }
+}
+
+/// A call that was sent and not answered yet.
+pub(super) struct Sent {
+    gate: Arc<QuotaGate>,
+    call: u64,
+    answered: bool,
+}
+
+impl Sent {
+    pub(super) fn new(gate: Arc<QuotaGate>, call: u64) -> Self {
+        Sent { gate, call, answered: false }
+    }
+
+    /// Learns from an answer's headers, whatever its status.
+    fn answered<RB>(mut self, response: &Response<RB>) {
+        self.answered = true;
+        let readings = dialect::read(response.headers(), SystemTime::now());
+        let usage = response.extensions().get::<Stamp>().and_then(|stamp| stamp.usage);
+        let refused = response.status() == StatusCode::TOO_MANY_REQUESTS;
+        let organisation = dialect::organisation(response.headers());
+        self.gate.update(|quota, now| {
+            quota.answered(self.call, &readings, refused, usage, now);
+            if let Some(id) = organisation {
+                quota.identify(id);
+            }
+        });
+    }
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.gate.update(|quota, _| quota.close(self.call));
+        }
     }
 }
 
@@ -47,12 +81,12 @@ impl<S, Req> QuotaFuture<S, Req>
 where
     S: Service<Req>,
 {
-    pub(super) fn calling(future: S::Future, call: u64, gate: Arc<QuotaGate>) -> Self {
-        QuotaFuture { state: State::Calling { future, call }, gate }
+    pub(super) fn calling(future: S::Future, sent: Sent) -> Self {
+        QuotaFuture { state: State::Calling { future, sent: Some(sent) } }
     }
 
-    pub(super) fn waiting(inner: S, request: Req, reserved: Reserved, sleep: Sleep, gate: Arc<QuotaGate>) -> Self {
-        QuotaFuture { state: State::Waiting { inner, request: Some(request), reserved: Some(reserved), sleep }, gate }
+    pub(super) fn waiting(inner: S, request: Req, reserved: Reserved, sleep: Sleep) -> Self {
+        QuotaFuture { state: State::Waiting { inner, call: Some((request, reserved)), sleep } }
     }
 }
 
@@ -66,25 +100,26 @@ where
         let mut this = self.project();
         loop {
             match this.state.as_mut().project() {
-                StateProj::Waiting { inner, request, reserved, mut sleep } => {
+                StateProj::Waiting { inner, call, mut sleep } => {
                     ready!(sleep.as_mut().poll(cx));
-                    let cost = *reserved.as_ref().expect("taken only when the state is left").cost();
-                    if let Some(at) = wait_until(this.gate, &cost) {
-                        sleep.as_mut().reset(at);
-                        continue;
+                    let (request, reserved) = call.take().expect("taken only when the state is left");
+                    match reserved.send() {
+                        Ok(sent) => {
+                            let future = inner.call(request);
+                            this.state.set(State::Calling { future, sent: Some(sent) });
+                        }
+                        Err((reserved, at)) => {
+                            *call = Some((request, reserved));
+                            sleep.as_mut().reset(at);
+                        }
                     }
-                    let request = request.take().expect("taken only when the state is left");
-                    let reserved = reserved.take().expect("taken only when the state is left");
-                    let call = reserved.send();
-                    let future = inner.call(request);
-                    this.state.set(State::Calling { future, call });
                 }
-                StateProj::Calling { future, call } => {
+                StateProj::Calling { future, sent } => {
                     let result = ready!(future.poll(cx));
-                    let call = *call;
+                    let sent = sent.take();
                     this.state.set(State::Done);
-                    if let Ok(response) = &result {
-                        read(this.gate, call, response);
+                    if let (Some(sent), Ok(response)) = (sent, &result) {
+                        sent.answered(response);
                     }
                     return Poll::Ready(result);
                 }
@@ -92,27 +127,6 @@ where
             }
         }
     }
-}
-
-/// When the call may be sent, if not now.
-pub(super) fn wait_until(gate: &QuotaGate, cost: &PerResource) -> Option<tokio::time::Instant> {
-    let now = tokio::time::Instant::now();
-    let at = gate.read(|quota| quota.covered_at(cost, now));
-    (at > now).then_some(at)
-}
-
-/// Learns from an answer's headers, whatever its status.
-fn read<RB>(gate: &QuotaGate, call: u64, response: &Response<RB>) {
-    let readings = dialect::read(response.headers(), SystemTime::now());
-    let usage = response.extensions().get::<Stamp>().and_then(|stamp| stamp.usage);
-    let refused = response.status() == StatusCode::TOO_MANY_REQUESTS;
-    let organisation = dialect::organisation(response.headers());
-    gate.update(|quota, now| {
-        quota.answered(call, &readings, refused, usage, now);
-        if let Some(id) = organisation {
-            quota.identify(id);
-        }
-    });
 }
 
 impl<S, Req> std::fmt::Debug for QuotaFuture<S, Req>

@@ -14,8 +14,6 @@ use crate::{gate::Admission, org::Org, outcome::Usage};
 /// One figure for each resource, in the order of [`Resource::ALL`].
 pub(crate) type PerResource = [f64; Resource::ALL.len()];
 
-/// The oldest calls are forgotten beyond this many (some 3 MB), where no answer ever says what remains.
-const LEDGER_MAX: usize = 65_536;
 /// How much of what was learnt of a call's usual cost is replaced by the next answer's.
 const LEARN: f64 = 0.2;
 
@@ -32,6 +30,8 @@ pub(crate) struct Quota {
 
 struct Entry {
     sent: Instant,
+    /// Its answer has been read, or will not be.
+    closed: bool,
     cost: PerResource,
     /// All sent up to and including this call.
     spent: PerResource,
@@ -74,18 +74,28 @@ impl Quota {
         }
     }
 
-    /// The reservation becomes a call of this cost; the cost is what is to be sent.
-    pub(crate) fn true_up(&mut self, reserved: &PerResource, cost: Cost, now: Instant) -> PerResource {
+    /// The reservation becomes a call of this cost. Sent at once if it is covered; else it stays taken off, and the time is
+    /// told when it will be covered.
+    pub(crate) fn call(
+        &mut self,
+        reserved: &PerResource,
+        cost: Cost,
+        now: Instant,
+    ) -> (PerResource, Result<u64, Instant>) {
         let price = self.price(cost);
         for ((bucket, reserved), cost) in self.buckets.iter_mut().zip(reserved).zip(&price) {
             bucket.true_up(*reserved, *cost, now);
         }
-        price
+        (price, self.send(price, now))
     }
 
-    /// When a call that was trued up is covered.
-    pub(crate) fn covered_at(&self, cost: &PerResource, now: Instant) -> Instant {
-        self.buckets.iter().zip(cost).map(|(bucket, cost)| bucket.covered_at(*cost, now)).max().unwrap_or(now)
+    /// Sends a call whose cost has been taken off, if it is covered; or tells when.
+    pub(crate) fn send(&mut self, cost: PerResource, now: Instant) -> Result<u64, Instant> {
+        let at = self.buckets.iter().zip(&cost).map(|(bucket, cost)| bucket.covered_at(*cost, now)).max();
+        match at.filter(|at| *at > now) {
+            Some(at) => Err(at),
+            None => Ok(self.sent(cost, now)),
+        }
     }
 
     pub(crate) fn give_back(&mut self, cost: &PerResource, now: Instant) {
@@ -93,16 +103,12 @@ impl Quota {
     }
 
     /// Writes a call down as sent now.
-    pub(crate) fn sent(&mut self, cost: PerResource, now: Instant) -> u64 {
+    fn sent(&mut self, cost: PerResource, now: Instant) -> u64 {
         self.each(&cost, Bucket::sent);
         for (spent, cost) in self.spent.iter_mut().zip(&cost) {
             *spent += cost;
         }
-        if self.ledger.len() == LEDGER_MAX {
-            self.ledger.pop_front();
-            self.first += 1;
-        }
-        self.ledger.push_back(Entry { sent: now, cost, spent: self.spent });
+        self.ledger.push_back(Entry { sent: now, closed: false, cost, spent: self.spent });
         self.first + self.ledger.len() as u64 - 1
     }
 
@@ -127,6 +133,7 @@ impl Quota {
             self.refund(position, now);
         }
         if readings.is_empty() {
+            self.close(call);
             return;
         }
         let (sent, own, spent) = {
@@ -166,8 +173,9 @@ impl Quota {
                 now,
             );
         }
-        // Whatever was sent clearly before the call we now rest on is counted there.
-        self.forget(from.min(position));
+        // Whatever was sent clearly before this call is counted in what its answer says.
+        self.forget(from);
+        self.close(call);
         let headroom = self.buckets.iter().map(|bucket| bucket.headroom(now)).fold(1.0, f64::min);
         self.org.write_headroom(headroom);
     }
@@ -182,6 +190,19 @@ impl Quota {
             for (spent, cost) in entry.spent.iter_mut().zip(&cost) {
                 *spent -= cost;
             }
+        }
+    }
+
+    /// No answer of this call will be read any more. It is kept while one that was sent at about the same time may still be.
+    pub(crate) fn close(&mut self, call: u64) {
+        if let Some(position) = self.position(call) {
+            self.ledger[position].closed = true;
+        }
+        while let (Some(first), Some(second)) = (self.ledger.front(), self.ledger.get(1)) {
+            if !first.closed || second.sent <= first.sent + self.guard {
+                break;
+            }
+            self.forget(1);
         }
     }
 

@@ -7,11 +7,12 @@ use std::{
 };
 
 use http::{Request, Response};
+use tokio::time::Instant;
 use tower_service::Service;
 
 use super::{
-    ByBytes, Estimate, QuotaFuture,
-    future::wait_until,
+    ByBytes, Cost, Estimate, QuotaFuture,
+    future::Sent,
     ledger::{PerResource, Quota},
 };
 use crate::gate::{Gate, Place};
@@ -34,14 +35,30 @@ pub(super) struct Reserved {
 }
 
 impl Reserved {
-    pub(super) fn cost(&self) -> &PerResource {
-        &self.cost
+    /// Sends the call if its cost is covered; else gives itself back, and when to ask again.
+    pub(super) fn send(mut self) -> Result<Sent, (Self, Instant)> {
+        let gate = self.gate.take().expect("taken only by sending, which consumes it");
+        match gate.update(|quota, now| quota.send(self.cost, now)) {
+            Ok(call) => Ok(Sent::new(gate, call)),
+            Err(at) => {
+                self.gate = Some(gate);
+                Err((self, at))
+            }
+        }
     }
 
-    /// Writes the call down as sent; gives its number in the ledger.
-    pub(super) fn send(mut self) -> u64 {
+    /// The same for a call whose cost has only now become known.
+    fn call(mut self, cost: Cost) -> Result<Sent, (Self, Instant)> {
         let gate = self.gate.take().expect("taken only by sending, which consumes it");
-        gate.update(|quota, now| quota.sent(self.cost, now))
+        let (cost, sent) = gate.update(|quota, now| quota.call(&self.cost, cost, now));
+        match sent {
+            Ok(call) => Ok(Sent::new(gate, call)),
+            Err(at) => {
+                self.cost = cost;
+                self.gate = Some(gate);
+                Err((self, at))
+            }
+        }
     }
 }
 
@@ -93,19 +110,13 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let mut reserved = self.reserved.take().expect("`poll_ready` must say that the call is paced before `call`");
-        let estimate = self.estimate.cost(&request);
-        reserved.cost = self.gate.update(|quota, now| quota.true_up(&reserved.cost, estimate, now));
-        match wait_until(&self.gate, &reserved.cost) {
-            None => {
-                let call = reserved.send();
-                QuotaFuture::calling(self.inner.call(request), call, self.gate.clone())
-            }
-            Some(at) => {
+        let reserved = self.reserved.take().expect("`poll_ready` must say that the call is paced before `call`");
+        match reserved.call(self.estimate.cost(&request)) {
+            Ok(sent) => QuotaFuture::calling(self.inner.call(request), sent),
+            Err((reserved, at)) => {
                 let clone = self.inner.clone();
                 let readied = std::mem::replace(&mut self.inner, clone);
-                let sleep = tokio::time::sleep_until(at);
-                QuotaFuture::waiting(readied, request, reserved, sleep, self.gate.clone())
+                QuotaFuture::waiting(readied, request, reserved, tokio::time::sleep_until(at))
             }
         }
     }

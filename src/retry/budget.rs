@@ -77,3 +77,96 @@ impl Admission for Budget {
 
     fn waiting(&mut self, _waiters: usize) {}
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn drain(budget: &mut Budget, now: Instant) -> usize {
+        std::iter::from_fn(|| budget.admit(now)).count()
+    }
+
+    #[test]
+    fn time_refills_it_up_to_ten_seconds_worth() {
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let mut budget = Budget::new(0.2, 10.0, start);
+        assert_eq!(drain(&mut budget, start), 100, "it starts full");
+        assert_eq!(drain(&mut budget, at(99)), 0);
+        assert_eq!(drain(&mut budget, at(100)), 1);
+        assert_eq!(drain(&mut budget, at(1_100)), 10);
+        assert_eq!(drain(&mut budget, at(3_600_000)), 100, "no more than it holds");
+    }
+
+    #[test]
+    fn five_first_attempts_bring_one_retry() {
+        let now = Instant::now();
+        let mut budget = Budget::new(0.2, 1e-6, now);
+        assert_eq!(drain(&mut budget, now), 1, "a bucket always holds one");
+        for first_attempt in 1..=50 {
+            budget.deposit(now);
+            assert_eq!(drain(&mut budget, now), usize::from(first_attempt % 5 == 0), "{first_attempt}");
+        }
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_gives_nothing_and_takes_nothing() {
+        let start = Instant::now();
+        let mut budget = Budget::new(0.0, 10.0, start);
+        drain(&mut budget, start);
+        assert_eq!(drain(&mut budget, start + Duration::from_secs(1)), 10);
+        assert_eq!(drain(&mut budget, start), 0);
+        assert_eq!(drain(&mut budget, start + Duration::from_secs(1)), 0, "the second was spent already");
+        budget.refund(start);
+        assert_eq!(drain(&mut budget, start), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn it_never_grants_more_than_traffic_and_time_have_brought(
+            ratio in 0.0..2.0f64,
+            per_second in prop_oneof![Just(1.0), Just(10.0), 0.01..1000.0f64],
+            events in proptest::collection::vec((0u64..2_000, 0u8..4), 1..300),
+        ) {
+            let start = Instant::now();
+            let mut budget = Budget::new(ratio, per_second, start);
+            let (mut now, mut brought, mut taken) = (start, budget.capacity, 0.0);
+            for (millis, event) in events {
+                now += Duration::from_millis(millis);
+                brought += per_second * millis as f64 / 1e3;
+                match event {
+                    0 => {
+                        budget.deposit(now);
+                        brought += ratio;
+                    }
+                    1 if taken > 0.0 => {
+                        budget.refund(now);
+                        taken -= 1.0;
+                    }
+                    _ => taken += drain(&mut budget, now) as f64,
+                }
+                prop_assert!(taken <= brought + 1e-3, "took {taken} of {brought}");
+                prop_assert!(budget.level(now) <= budget.capacity);
+            }
+        }
+
+        #[test]
+        fn it_opens_when_it_says_so_and_not_a_grain_before(
+            per_second in 0.01..1000.0f64,
+            passed in 0u64..5_000,
+        ) {
+            let mut budget = Budget::new(0.2, per_second, Instant::now());
+            let now = budget.at;
+            drain(&mut budget, now);
+            let now = now + Duration::from_millis(passed);
+            drain(&mut budget, now);
+            let opens = budget.opens_at(now).unwrap();
+            prop_assert!(opens > now);
+            prop_assert!(budget.free(opens + GRAIN) >= 1);
+            if opens > now + GRAIN {
+                prop_assert_eq!(budget.free(opens - GRAIN), 0);
+            }
+        }
+    }
+}

@@ -115,9 +115,10 @@ pub struct Cause {
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
+        // An error names its org itself.
         match &self.org {
-            Some(org) => write!(f, " (org {org})"),
-            None => Ok(()),
+            Some(org) if self.status.is_some() => write!(f, " (org {org})"),
+            _ => Ok(()),
         }
     }
 }

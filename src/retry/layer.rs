@@ -16,7 +16,7 @@ use crate::{gate::Gate, org::BuildError, outcome::Stamped};
 #[derive(Clone)]
 pub struct RateLimitRetryLayer<C = Stamped> {
     classifier: C,
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl RateLimitRetryLayer {
@@ -27,7 +27,6 @@ impl RateLimitRetryLayer {
     }
 
     /// Starts from the defaults.
-    #[must_use]
     pub fn builder() -> RateLimitRetryBuilder {
         RateLimitRetryBuilder::default()
     }

@@ -140,3 +140,169 @@ impl Purses {
 fn later(at: Instant, by: std::time::Duration) -> Instant {
     at.checked_add(by).unwrap_or(at)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::retry::policy::Backoff;
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    fn policy() -> Policy {
+        Policy {
+            max_attempts: 5,
+            backoff: Backoff { base: Duration::from_millis(500), factor: 2.0, cap: Duration::from_secs(30) },
+            patience: Duration::from_secs(600),
+            max_calls: 1_000,
+            idempotency_key: true,
+        }
+    }
+
+    fn said(class: Class) -> Said {
+        Said { class, not_before: None, held_below: false }
+    }
+
+    #[test]
+    fn the_table_decides_whose_purse_pays() {
+        let now = Instant::now();
+        for class in Class::ALL {
+            for held_below in [false, true] {
+                let verdict = Purses::default().pay(&policy(), Said { held_below, ..said(class) }, now, 0.5);
+                let expected = match (class.implies().purse, class, held_below) {
+                    (Purse::Closed, ..) | (Purse::Elsewhere, _, false) => Verdict::Return,
+                    (Purse::Elsewhere, _, true) | (_, Class::Throttled, true) => Verdict::AtOnce,
+                    (Purse::Throttles, ..) => Verdict::Wait { until: now + Duration::from_millis(375), pays: false },
+                    (Purse::Errors, ..) => Verdict::Wait { until: now + Duration::from_millis(250), pays: true },
+                };
+                assert_eq!(verdict, expected, "{class}, held below: {held_below}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_hint_is_a_floor() {
+        let now = Instant::now();
+        let hint = now + Duration::from_secs(7);
+        for roll in [0.0, 0.999] {
+            for class in [Class::Overloaded, Class::Throttled, Class::ThrottledRequest] {
+                let Verdict::Wait { until, .. } =
+                    Purses::default().pay(&policy(), Said { not_before: Some(hint), ..said(class) }, now, roll)
+                else {
+                    panic!("{class} is retried");
+                };
+                assert!(until >= hint, "{class}");
+                assert!(until <= hint + Duration::from_millis(500), "{class}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_hint_that_is_past_does_not_reset_the_growth() {
+        let start = Instant::now();
+        let mut purses = Purses::default();
+        let mut now = start;
+        let mut within_a_second = 1;
+        for _ in 0..10 {
+            // The shortest draw there is.
+            let verdict = purses.pay(&policy(), Said { not_before: Some(now), ..said(Class::Throttled) }, now, 0.0);
+            let Verdict::Wait { until, .. } = verdict else { panic!("{verdict:?}") };
+            now = until;
+            within_a_second += u32::from(now < start + Duration::from_secs(1));
+        }
+        assert_eq!(within_a_second, 3, "at 0, 250 and 750 ms at the earliest");
+        assert_eq!(
+            now.duration_since(start),
+            Duration::from_millis(250 + 500 + 1_000 + 2_000 + 4_000 + 8_000 + 4 * 15_000)
+        );
+    }
+
+    #[test]
+    fn a_wait_that_would_outlast_the_patience_is_not_begun() {
+        let now = Instant::now();
+        let hinted = |wait| Said { not_before: Some(now + Duration::from_secs(wait)), ..said(Class::Throttled) };
+        assert_eq!(Purses::default().pay(&policy(), hinted(600), now, 0.0), Verdict::GiveUp(Exhaustion::Patience));
+        assert!(matches!(Purses::default().pay(&policy(), hinted(599), now, 0.0), Verdict::Wait { .. }));
+        let mut purses = Purses::default();
+        let held = Said { held_below: true, ..said(Class::Throttled) };
+        assert_eq!(purses.pay(&policy(), held, now, 0.0), Verdict::AtOnce);
+        assert_eq!(purses.pay(&policy(), held, now + Duration::from_secs(599), 0.0), Verdict::AtOnce);
+        assert_eq!(
+            purses.pay(&policy(), held, now + Duration::from_secs(600), 0.0),
+            Verdict::GiveUp(Exhaustion::Patience)
+        );
+    }
+
+    #[test]
+    fn what_never_left_the_machine_is_no_wire_call() {
+        let mut purses = Purses::default();
+        for class in [Class::Local, Class::Transport, Class::Throttled, Class::NoOrg] {
+            let _ = purses.pay(&policy(), said(class), Instant::now(), 0.0);
+        }
+        assert_eq!(purses.wire_calls, 2);
+    }
+
+    #[test]
+    fn the_count_of_calls_bounds_everything() {
+        let policy = Policy { max_calls: 3, ..policy() };
+        for class in [Class::Throttled, Class::Unauthorised, Class::Overloaded] {
+            let mut purses = Purses::default();
+            let held = Said { held_below: true, ..said(class) };
+            let verdicts = [(); 3].map(|()| purses.pay(&policy, held, Instant::now(), 0.0));
+            assert!(matches!(verdicts[1], Verdict::AtOnce | Verdict::Wait { .. }), "{class}");
+            assert_eq!(verdicts[2], Verdict::GiveUp(Exhaustion::Calls), "{class}");
+        }
+    }
+
+    proptest! {
+        /// Whatever stands between the errors, they fare as if they stood alone.
+        #[test]
+        fn throttles_never_touch_the_purse_of_errors(
+            errors in 1usize..6,
+            throttles in 0usize..60,
+            order in any::<u64>(),
+            roll in 0.0..1.0f64,
+        ) {
+            let policy = Policy { patience: Duration::MAX, ..policy() };
+            let mut classes = vec![Class::Overloaded; errors];
+            classes.extend((0..throttles).map(|n| [Class::Throttled, Class::ThrottledRequest][n % 2]));
+            fastrand::Rng::with_seed(order).shuffle(&mut classes);
+
+            let now = Instant::now();
+            let (mut mixed, mut alone) = (Purses::default(), Purses::default());
+            for class in classes {
+                let verdict = mixed.pay(&policy, said(class), now, roll);
+                if class == Class::Overloaded {
+                    prop_assert_eq!(verdict, alone.pay(&policy, said(class), now, roll));
+                } else {
+                    let waits = matches!(verdict, Verdict::Wait { pays: false, .. });
+                    prop_assert!(waits, "a 429 costs no budget and no attempt: {:?}", verdict);
+                }
+            }
+            prop_assert_eq!(mixed.counts.paid_by(Purse::Errors), alone.counts.paid_by(Purse::Errors));
+        }
+
+        #[test]
+        fn every_request_ends(
+            answers in proptest::collection::vec((0usize..Class::ALL.len(), any::<bool>(), 0u64..400), 20),
+        ) {
+            let policy = Policy { max_calls: 50, ..policy() };
+            let mut purses = Purses::default();
+            let mut now = Instant::now();
+            let mut calls = 0;
+            for (class, held_below, hint) in answers.into_iter().cycle() {
+                let not_before = Some(now + Duration::from_secs(hint));
+                let verdict = purses.pay(&policy, Said { class: Class::ALL[class], not_before, held_below }, now, 0.5);
+                calls += 1;
+                match verdict {
+                    Verdict::Return | Verdict::GiveUp(_) => break,
+                    Verdict::AtOnce => {}
+                    Verdict::Wait { until, .. } => {
+                        prop_assert!(until > now, "no wait is empty");
+                        now = until;
+                    }
+                }
+            }
+            prop_assert!(calls <= 54, "{} calls: the bound, and errors that never left the machine", calls);
+        }
+    }
+}

@@ -1106,6 +1106,11 @@ mod tests {
         let huge = Ask { body_bytes: 44, ..ask() };
         assert_eq!(wait(&mut m, 0.0, huge), Some(s(10.0)));
         assert_eq!(wait(&mut m, 60.0, huge), Some(s(0.0)));
+        // Where both lack, the longer wait is told.
+        let both = OrgConfig::new("o", "k").requests_per_minute(60.0).requests_capacity(1.0);
+        let mut m = model(both.input_tokens_per_minute(60.0).input_tokens_capacity(9.0));
+        assert_eq!(wait(&mut m, 0.0, big), None);
+        assert_eq!(wait(&mut m, 0.0, big), Some(s(9.0)));
     }
 
     #[test]
@@ -1248,6 +1253,10 @@ mod tests {
         let config = Config::default().org(org().black_hole(true).at(5.0, hole(false)));
         assert_eq!(config.fluid_limit(1), Some(s(5.0)));
         assert_eq!(config.fluid_limit(4), Some(s(7.0)));
+        // What a bucket could not hold while it was shut is lost, even if it grows when it opens.
+        let open = Change { black_hole: Some(false.into()), capacity_s: Some(100.0), ..Change::default() };
+        let config = Config::default().org(org().black_hole(true).at(10.0, open));
+        assert_eq!(config.fluid_limit(3), Some(s(11.0)));
         let config = Config::default().org(org().at(1.0, hole(true)));
         assert_eq!(config.fluid_limit(3), Some(s(1.0)));
         assert_eq!(config.fluid_limit(4), Some(Duration::MAX));

@@ -466,3 +466,28 @@ fn event(name: &str, data: &str) -> String {
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn go_durations_are_written_as_go_writes_them() {
+        for (ms, text) in [
+            (0, "0s"),
+            (1, "1ms"),
+            (20, "20ms"),
+            (999, "999ms"),
+            (1_000, "1s"),
+            (1_050, "1.05s"),
+            (1_001, "1.001s"),
+            (59_998, "59.998s"),
+            (360_000, "6m0s"),
+            (3_600_000, "1h0m0s"),
+            (7_261_500, "2h1m1.5s"),
+        ] {
+            assert_eq!(go_duration(Duration::from_millis(ms)), text);
+        }
+        assert_eq!(go_duration(Duration::from_micros(19_001)), "20ms", "rounded up");
+    }
+}
