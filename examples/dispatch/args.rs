@@ -50,13 +50,18 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     pub(crate) cap: Option<NonZeroUsize>,
 
-    /// How often an error may be tried. A 429 is not an attempt.
+    /// How often a request may fail before it ends as `transient`; a 429 does not count. Default 5.
     #[arg(long, value_name = "N")]
     pub(crate) max_attempts: Option<NonZeroU32>,
 
-    /// How long one attempt may take: 30s, 5m, or plain seconds.
+    /// How long one attempt may take: 30s, 5m, or plain seconds. Default: for ever.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) timeout: Option<Duration>,
+
+    /// How long one request may go on being answered by 429s, while nothing else gets on either; then it ends as
+    /// `rate_limited`. Default 10m.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) patience: Option<Duration>,
 
     /// How long the whole run may take, counted from the first request. What is not answered by then ends as `deadline`.
     #[arg(long, value_name = "TIME", value_parser = duration)]

@@ -334,7 +334,7 @@ pub(crate) fn survey(path: &Path, form: Option<Dialect>) -> Result<Survey, BadIn
         *survey.families.entry(Family::of_model(&parsed.model)).or_default() += 1;
         hashes.push(hash(&parsed.custom_id));
     })? {}
-    survey.form = items.form();
+    survey.form = items.form().filter(|_| survey.items > 0);
 
     hashes.sort_unstable();
     let twice = hashes.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]);

@@ -124,10 +124,10 @@ async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
     }
 
     let Source { form, families, total, what, next } = Source::open(input, form)?;
-    let orgs = match (orgs, form) {
-        (Some(orgs), _) => orgs,
-        (None, Some(form)) => Orgs::from_env_for(form).map_err(Failure::new)?,
-        (None, None) => return nothing(args).await,
+    let Some(form) = form else { return nothing(args).await };
+    let orgs = match orgs {
+        Some(orgs) => orgs,
+        None => Orgs::from_env_for(form).map_err(Failure::new)?,
     };
     let job = Job { orgs: chosen(args, orgs)?, what, families, total, fluid_limit: None };
     job.run(args, next).await

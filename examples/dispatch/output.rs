@@ -4,13 +4,11 @@
 //! run never waits for a disk. The queue before it is bounded: a reader that is slower than the provider slows the run.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     io::{self, Write},
     path::Path,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, PoisonError},
     thread::JoinHandle,
 };
 
@@ -45,7 +43,7 @@ impl Verdict {
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct Fields<'a> {
     custom_id: &'a str,
     outcome: &'a str,
     /// The org that was called last.
@@ -81,8 +79,8 @@ impl Scrubber {
 }
 
 /// The line of an id, with its line feed.
-pub(crate) fn line(custom_id: &str, verdict: &Verdict, seen: &Seen, scrubber: &Scrubber) -> Vec<u8> {
-    let line = Line {
+pub(crate) fn line(custom_id: &str, verdict: &Verdict, seen: &Seen, scrubber: &Scrubber) -> Line {
+    let fields = Fields {
         custom_id,
         outcome: verdict.outcome,
         org: seen.org.as_deref(),
@@ -91,9 +89,9 @@ pub(crate) fn line(custom_id: &str, verdict: &Verdict, seen: &Seen, scrubber: &S
         error: verdict.error.as_deref(),
         response: verdict.body.as_ref().map(|body| json(body, scrubber)),
     };
-    let mut line = serde_json::to_vec(&line).expect("strings, numbers and valid JSON serialise");
-    line.push(b'\n');
-    line
+    let mut text = serde_json::to_vec(&fields).expect("strings, numbers and valid JSON serialise");
+    text.push(b'\n');
+    Line { outcome: verdict.outcome, text }
 }
 
 /// The body as JSON on one line, as it came; what is no JSON becomes a string.
@@ -111,18 +109,24 @@ fn string(text: &str) -> Box<RawValue> {
     serde_json::value::to_raw_value(text).expect("a string serialises")
 }
 
+/// A line that is to be written.
+pub(crate) struct Line {
+    pub(crate) outcome: &'static str,
+    pub(crate) text: Vec<u8>,
+}
+
 /// Where lines go.
 pub(crate) struct Output {
-    queue: mpsc::Sender<Vec<u8>>,
-    thread: JoinHandle<io::Result<()>>,
-    written: Arc<AtomicU64>,
+    queue: mpsc::Sender<Line>,
+    thread: JoinHandle<Written>,
     writing: Arc<Mutex<()>>,
 }
 
 /// What the writer says at the end.
 #[derive(Debug)]
 pub(crate) struct Written {
-    pub(crate) lines: u64,
+    /// Lines written, by outcome.
+    pub(crate) outcomes: BTreeMap<&'static str, u64>,
     pub(crate) result: io::Result<()>,
 }
 
@@ -142,17 +146,19 @@ impl Output {
             }
         };
         let (queue, lines) = mpsc::channel(QUEUE);
-        let written = Arc::new(AtomicU64::new(0));
         let writing = Arc::new(Mutex::new(()));
-        let (count, lock) = (written.clone(), writing.clone());
-        let thread = std::thread::Builder::new()
-            .name("output".to_owned())
-            .spawn(move || write_all(sink, lines, &count, &lock))?;
-        Ok(Output { queue, thread, written, writing })
+        let lock = writing.clone();
+        let write = move || {
+            let mut outcomes = BTreeMap::new();
+            let result = write_all(sink, lines, &mut outcomes, &lock);
+            Written { outcomes, result }
+        };
+        let thread = std::thread::Builder::new().name("output".to_owned()).spawn(write)?;
+        Ok(Output { queue, thread, writing })
     }
 
     /// Where lines are handed in. It is closed when the output cannot be written any more.
-    pub(crate) fn queue(&self) -> &mpsc::Sender<Vec<u8>> {
+    pub(crate) fn queue(&self) -> &mpsc::Sender<Line> {
         &self.queue
     }
 
@@ -165,38 +171,36 @@ impl Output {
     pub(crate) async fn close(self) -> Written {
         drop(self.queue);
         let thread = self.thread;
-        let result = tokio::task::spawn_blocking(move || thread.join()).await;
-        let result = match result {
-            Ok(Ok(result)) => result,
-            _ => Err(io::Error::other("the writer panicked")),
-        };
-        Written { lines: self.written.load(Relaxed), result }
+        match tokio::task::spawn_blocking(move || thread.join()).await {
+            Ok(Ok(written)) => written,
+            _ => Written { outcomes: BTreeMap::new(), result: Err(io::Error::other("the writer panicked")) },
+        }
     }
 }
 
 fn write_all(
     mut sink: Box<dyn Write + Send>,
-    mut lines: mpsc::Receiver<Vec<u8>>,
-    written: &AtomicU64,
+    mut lines: mpsc::Receiver<Line>,
+    outcomes: &mut BTreeMap<&'static str, u64>,
     lock: &Mutex<()>,
 ) -> io::Result<()> {
     let mut chunk = Vec::with_capacity(CHUNK);
+    let mut written = Vec::new();
     while let Some(line) = lines.blocking_recv() {
-        let mut count = 1;
-        chunk.clear();
-        chunk.extend_from_slice(&line);
-        while chunk.len() < CHUNK {
-            match lines.try_recv() {
-                Ok(line) => chunk.extend_from_slice(&line),
-                Err(_) => break,
-            }
-            count += 1;
+        let mut next = Some(line);
+        while let Some(Line { outcome, text }) = next {
+            chunk.extend_from_slice(&text);
+            written.push(outcome);
+            next = if chunk.len() < CHUNK { lines.try_recv().ok() } else { None };
         }
         let _whole = lock.lock().unwrap_or_else(PoisonError::into_inner);
         sink.write_all(&chunk)?;
         // Standard output keeps a tail back; an error may show only here.
         sink.flush()?;
-        written.fetch_add(count, Relaxed);
+        for outcome in written.drain(..) {
+            *outcomes.entry(outcome).or_default() += 1;
+        }
+        chunk.clear();
     }
     Ok(())
 }

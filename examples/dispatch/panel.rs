@@ -171,10 +171,10 @@ impl Panel {
             let _ = write!(text, ", {count} {outcome}");
         }
         let _ = write!(text, "; {} alive, {rate:.0}/s, {} x 429", standing.live, standing.http_429);
-        // From this run's own average: the last seconds alone may be a hold.
-        let average = done as f64 / elapsed.as_secs_f64().max(0.001);
-        if let Some(total) = standing.total.filter(|_| done > 0) {
-            let left = Duration::from_secs_f64((total.saturating_sub(done) as f64 / average).ceil());
+        // As fast as now; in a hold, when nothing comes, as on average.
+        let pace = if rate > 0.0 { rate } else { done as f64 / elapsed.as_secs_f64().max(0.001) };
+        if let Some(total) = standing.total.filter(|_| pace > 0.0) {
+            let left = Duration::from_secs_f64((total.saturating_sub(done) as f64 / pace).ceil());
             let _ = write!(text, ", ETA {}", humantime::format_duration(left));
         }
         if let Some(why) = standing.stopping {

@@ -62,10 +62,6 @@ impl Counts {
         }
     }
 
-    pub(crate) fn of(&self, outcome: &str) -> u64 {
-        self.outcomes.get(outcome).copied().unwrap_or(0)
-    }
-
     pub(crate) fn all(&self) -> u64 {
         self.outcomes.values().sum()
     }
@@ -134,26 +130,26 @@ pub(crate) struct FamilyReport {
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Report {
     /// Ids of the input: all of a file, or as many as were read of a stream.
-    pub(crate) expected: u64,
-    pub(crate) ok: u64,
-    pub(crate) rate_limited: u64,
+    expected: u64,
+    ok: u64,
+    rate_limited: u64,
     /// Every other id that has a line.
-    pub(crate) failed: u64,
+    failed: u64,
     /// Ids without a line: expected less the lines written.
-    pub(crate) missing: u64,
+    missing: u64,
     /// Lines by outcome.
-    pub(crate) outcomes: BTreeMap<&'static str, u64>,
-    pub(crate) wire_calls: u64,
-    pub(crate) http_429: u64,
+    outcomes: BTreeMap<&'static str, u64>,
+    wire_calls: u64,
+    http_429: u64,
     /// Calls beyond the first of an id.
     retries: u64,
     /// Calls per id that was sent at all.
     amplification: f64,
-    pub(crate) wall_s: f64,
+    wall_s: f64,
     /// Ids answered a second.
     rate_per_s: f64,
     /// The most ids that were being worked on at once.
-    pub(crate) peak_live: usize,
+    peak_live: usize,
     peak_in_flight: usize,
     latency_ms: Latency,
     /// The least time in which the simulated provider could have taken as many requests.
@@ -161,7 +157,7 @@ pub(crate) struct Report {
     /// The time taken, over that.
     times_fluid_limit: Option<f64>,
     /// `ctrl-c`, `deadline`, `input` or `output`, where the run was ended early.
-    pub(crate) ended_by: Option<&'static str>,
+    ended_by: Option<&'static str>,
     pub(crate) exit_code: u8,
     orgs: Vec<OrgReport>,
     /// The most frequent errors.
@@ -174,8 +170,8 @@ pub(crate) struct Report {
 #[derive(Debug)]
 pub(crate) struct Facts<'a> {
     pub(crate) expected: u64,
-    pub(crate) lines: u64,
-    pub(crate) sent: u64,
+    /// Lines written, by outcome.
+    pub(crate) outcomes: &'a BTreeMap<&'static str, u64>,
     pub(crate) counts: &'a Counts,
     pub(crate) wall: Duration,
     pub(crate) peak_live: usize,
@@ -191,7 +187,9 @@ pub(crate) struct Facts<'a> {
 impl Report {
     pub(crate) fn new(facts: &Facts<'_>) -> Self {
         let counts = facts.counts;
-        let (ok, rate_limited) = (counts.of("ok"), counts.of("rate_limited"));
+        let of = |outcome| facts.outcomes.get(outcome).copied().unwrap_or(0);
+        let (ok, rate_limited, lines) = (of("ok"), of("rate_limited"), facts.outcomes.values().sum::<u64>());
+        let sent = facts.all.firsts.load(Relaxed);
         let wire_calls = facts.all.calls.load(Relaxed);
         let wall_s = facts.wall.as_secs_f64();
         let fluid = facts.fluid_limit.map(|limit| limit.as_secs_f64());
@@ -199,13 +197,13 @@ impl Report {
             expected: facts.expected,
             ok,
             rate_limited,
-            failed: counts.all() - ok - rate_limited,
-            missing: facts.expected.saturating_sub(facts.lines),
-            outcomes: counts.outcomes.clone(),
+            failed: lines - ok - rate_limited,
+            missing: facts.expected.saturating_sub(lines),
+            outcomes: facts.outcomes.clone(),
             wire_calls,
             http_429: facts.all.http_429.load(Relaxed),
-            retries: wire_calls.saturating_sub(facts.sent),
-            amplification: round(wire_calls as f64 / (facts.sent.max(1)) as f64, 4),
+            retries: wire_calls - sent,
+            amplification: round(wire_calls as f64 / sent.max(1) as f64, 4),
             wall_s: round(wall_s, 3),
             rate_per_s: if wall_s > 0.0 { round(ok as f64 / wall_s, 2) } else { 0.0 },
             peak_live: facts.peak_live,

@@ -21,7 +21,7 @@ use tower_quota::{
 
 use crate::{
     input::{BadInput, Item},
-    output::{Output, Scrubber, Verdict, line},
+    output::{Line, Output, Scrubber, Verdict, line},
     panel::{Panel, Standing, TICK, say},
     report::{Counts, Facts, Report},
     tally::Tries,
@@ -113,15 +113,13 @@ struct Live {
 /// Counts verdicts and turns them into lines.
 struct Desk<'a> {
     counts: Counts,
-    sent: u64,
     scrubber: &'a Scrubber,
 }
 
 impl Desk<'_> {
-    fn settle(&mut self, live: &Live, mut verdict: Verdict) -> Vec<u8> {
+    fn settle(&mut self, live: &Live, mut verdict: Verdict) -> Line {
         let seen = live.tries.seen();
         verdict.error = verdict.error.map(|error| self.scrubber.scrub(error));
-        self.sent += u64::from(seen.calls > 0);
         self.counts.add(&live.custom_id, &verdict, &seen);
         line(&live.custom_id, &verdict, &seen, self.scrubber)
     }
@@ -131,7 +129,7 @@ impl Desk<'_> {
 pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     let Run { feed: Feed { mut items, total }, output, orgs, wire, deadline, quiet, fluid_limit } = run;
     let scrubber = Scrubber::new(orgs.iter().filter_map(|org| org.key()).map(|key| key.reveal()));
-    let mut desk = Desk { counts: Counts::default(), sent: 0, scrubber: &scrubber };
+    let mut desk = Desk { counts: Counts::default(), scrubber: &scrubber };
     let mut panel = Panel::new(quiet);
     let mut interrupts = Interrupts::listen(&output);
 
@@ -160,7 +158,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     let mut stopping = false;
     let mut grace_ends = None;
     // A line that waits for a slow reader. While it does, no result is taken.
-    let mut unwritten: Option<Vec<u8>> = None;
+    let mut unwritten: Option<Line> = None;
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -238,7 +236,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
             say(&format!("error: {bad}"));
             2
         }
-        _ if desk.counts.of("ok") == expected && written.lines == expected => 0,
+        _ if written.outcomes.get("ok").copied().unwrap_or(0) == expected => 0,
         _ => 1,
     };
     match written.result {
@@ -248,8 +246,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     }
     Ok(Report::new(&Facts {
         expected,
-        lines: written.lines,
-        sent: desk.sent,
+        outcomes: &written.outcomes,
         counts: &desk.counts,
         wall,
         peak_live,

@@ -56,6 +56,8 @@ impl Histogram {
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) calls: AtomicU64,
+    /// Those that were the first of their id.
+    pub(crate) firsts: AtomicU64,
     pub(crate) http_429: AtomicU64,
     /// Calls without an answer, those given up included.
     pub(crate) unanswered: AtomicU64,
@@ -76,8 +78,9 @@ impl Tally {
         lock(&self.statuses).clone()
     }
 
-    fn start(&self) {
+    fn start(&self, first: bool) {
         self.calls.fetch_add(1, Relaxed);
+        self.firsts.fetch_add(u64::from(first), Relaxed);
         let now = self.in_flight.fetch_add(1, Relaxed) + 1;
         self.peak_in_flight.fetch_max(now, Relaxed);
     }
@@ -174,15 +177,17 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let tries = request.extensions().get::<Tries>().cloned();
+        let mut first = false;
         if let Some(tries) = &tries {
             let mut seen = lock(&tries.0);
             seen.calls += 1;
+            first = seen.calls == 1;
             seen.org = Some(self.layer.org.clone());
             seen.status = None;
         }
         let tallies = self.layer.tallies.clone();
         for tally in &tallies {
-            tally.start();
+            tally.start(first);
         }
         let mut running = Running { tallies, started: Instant::now(), status: None };
         let call = self.inner.call(request);

@@ -48,6 +48,9 @@ impl Wire {
         if let Some(attempts) = args.max_attempts {
             retry = retry.max_attempts(attempts.get());
         }
+        if let Some(patience) = args.patience {
+            retry = retry.patience(patience);
+        }
         let mut stack = Stack::new(orgs.clone()).limit(Settings::default()).retry(retry.build()?);
         if let Some(timeout) = args.timeout {
             stack = stack.timeout(timeout);
