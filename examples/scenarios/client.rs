@@ -135,6 +135,9 @@ where
         }
     }
     let wall_s = begin.elapsed().as_secs_f64();
+    if std::env::var_os("SHOW").is_some() {
+        eprintln!("  open files: {}", std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count));
+    }
     Ok(ClientReport { wall_s, ok, peak_live: drive.peak_live(), peak_kib: peak_kib() })
 }
 

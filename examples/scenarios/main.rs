@@ -85,6 +85,7 @@ struct Measured {
     rate: Option<f64>,
     black_hole: Option<(u64, u64)>,
     calls: u64,
+    peak_kib: u64,
 }
 
 fn main() -> ExitCode {
@@ -173,10 +174,15 @@ fn measure(scenario: &Scenario, dialect: Dialect, run: u64) -> Result<Measured, 
         rate: None,
         black_hole: scenario.bars.black_hole.as_ref().map(|bar| black_hole(&truth, &bar.org)),
         calls: truth.calls(),
+        peak_kib: report.peak_kib,
     };
     if scenario.against_bare {
         let (small, _) = runtime.block_on(attempt(&config, scenario.requests / 10, false))?;
         let (bare, _) = runtime.block_on(attempt(&config, scenario.requests, true))?;
+        if std::env::var_os("SHOW").is_some() {
+            let (bare_small, _) = runtime.block_on(attempt(&config, scenario.requests / 10, true))?;
+            eprintln!("  peak KiB: {} of {}, bare {} of {}", report.peak_kib, small.peak_kib, bare.peak_kib, bare_small.peak_kib);
+        }
         measured.memory = Some(report.peak_kib as f64 / small.peak_kib.max(1) as f64);
         measured.rate = Some(bare.wall().div_duration_f64(report.wall()));
     }
@@ -270,7 +276,7 @@ fn verdict(name: &str, scenario: &Scenario, runs: &mut [Measured]) -> bool {
     at_most("live", live as f64, bars.live.map(|live| live as f64));
     if let Some(memory) = median(runs.iter().filter_map(|run| run.memory)) {
         at_most("memory", memory, bars.memory);
-        notes.push(format!("memory {memory:.3} x"));
+        notes.push(format!("memory {memory:.3} x, {} KiB", runs.first().map_or(0, |run| run.peak_kib)));
     }
     if let Some(rate) = median(runs.iter().filter_map(|run| run.rate)) {
         at_most("bare client's advantage", 1.0 / rate, bars.rate.map(|rate| 1.0 / rate));

@@ -23,6 +23,8 @@ pub(crate) struct Quota {
     /// Calls in the order they were sent, from `first` on.
     ledger: VecDeque<Entry>,
     first: u64,
+    /// No call before this one is open.
+    first_open: u64,
     spent: PerResource,
     usual: Usual,
     guard: Duration,
@@ -51,6 +53,7 @@ impl Quota {
             buckets: std::array::from_fn(|_| Bucket::new(now)),
             ledger: VecDeque::new(),
             first: 0,
+            first_open: 0,
             spent: PerResource::default(),
             usual: Usual::default(),
             guard,
@@ -198,18 +201,21 @@ impl Quota {
         if let Some(position) = self.position(call) {
             self.ledger[position].closed = true;
         }
-        while let (Some(first), Some(second)) = (self.ledger.front(), self.ledger.get(1)) {
-            if !first.closed || second.sent <= first.sent + self.guard {
-                break;
-            }
-            self.forget(1);
+        while self.position(self.first_open).is_some_and(|open| self.ledger[open].closed) {
+            self.first_open += 1;
         }
+        // What is before the first open call was sent before any answer yet to be read; what is long before it, is counted.
+        let Some(open) = self.position(self.first_open) else { return };
+        let sure = self.ledger[open].sent.checked_sub(self.guard).unwrap_or(self.ledger[open].sent);
+        let settled = self.ledger.range(..open).take_while(|entry| entry.sent < sure).count();
+        self.forget(settled);
     }
 
     /// Drops the first `n` calls of the ledger. Their answers may still come; they are older than what is known.
     fn forget(&mut self, n: usize) {
         self.ledger.drain(..n);
         self.first += n as u64;
+        self.first_open = self.first_open.max(self.first);
     }
 
     /// The provider's own id for the org.
