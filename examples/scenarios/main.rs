@@ -4,6 +4,7 @@
 //! cargo run --release --example scenarios            all, medians of three
 //! cargo run --release --example scenarios -- demo    those whose name contains "demo"
 //!                                  --runs 1          one run each
+//!                                  --show            what each org did, tenth by tenth of a second
 //! ```
 //!
 //! The simulated provider runs here; the client runs as a process of its own, so that its memory and its share of the
@@ -105,11 +106,12 @@ fn main() -> ExitCode {
 }
 
 fn scenarios(args: &[String]) -> Result<bool, BoxError> {
-    let mut runs = 3;
+    let (mut runs, mut show) = (3, false);
     let mut filters = vec![];
     let mut args = args.iter();
     while let Some(arg) = args.next() {
         match arg.as_str() {
+            "--show" => show = true,
             "--runs" => runs = args.next().ok_or("--runs takes a number")?.parse()?,
             flag if flag.starts_with('-') => return Err(format!("unknown option {flag}").into()),
             filter => filters.push(filter.to_owned()),
@@ -136,7 +138,7 @@ fn scenarios(args: &[String]) -> Result<bool, BoxError> {
             any = true;
             let mut measured = vec![];
             for run in 0..runs {
-                measured.push(measure(&scenario, *dialect, run)?);
+                measured.push(measure(&scenario, *dialect, run, show)?);
             }
             all_met &= verdict(&name, &scenario, &mut measured);
         }
@@ -155,7 +157,7 @@ fn name_of(dialect: Dialect) -> &'static str {
 }
 
 /// One run: a fresh provider, a fresh client process.
-fn measure(scenario: &Scenario, dialect: Dialect, run: u64) -> Result<Measured, BoxError> {
+fn measure(scenario: &Scenario, dialect: Dialect, run: u64, show: bool) -> Result<Measured, BoxError> {
     let mut config = scenario.provider.clone();
     config.dialect = dialect;
     config.seed += run;
@@ -179,34 +181,20 @@ fn measure(scenario: &Scenario, dialect: Dialect, run: u64) -> Result<Measured, 
     if scenario.against_bare {
         let (small, _) = runtime.block_on(attempt(&config, scenario.requests / 10, false))?;
         let (bare, _) = runtime.block_on(attempt(&config, scenario.requests, true))?;
-        if std::env::var_os("SHOW").is_some() {
-            let (bare_small, _) = runtime.block_on(attempt(&config, scenario.requests / 10, true))?;
-            eprintln!(
-                "  peak KiB: {} of {}, bare {} of {}",
-                report.peak_kib, small.peak_kib, bare.peak_kib, bare_small.peak_kib
-            );
-        }
         measured.memory = Some(report.peak_kib as f64 / small.peak_kib.max(1) as f64);
         measured.rate = Some(bare.wall().div_duration_f64(report.wall()));
     }
-    if std::env::var_os("SHOW").is_some() {
+    if show {
         for org in &truth.orgs {
-            eprintln!(
-                "  {}: calls {} ok {} 429 {} peak {}",
+            println!(
+                "    {}: {} calls, {} ok, {} refused, peak {}",
                 org.name, org.calls, org.ok, org.throttled_429, org.peak_in_flight
             );
-            let bins: Vec<_> = org
-                .timeline
-                .iter()
-                .map(|bin| {
-                    format!(
-                        "{}{}",
-                        bin.ok,
-                        if bin.throttled_429 > 0 { format!("!{}", bin.throttled_429) } else { String::new() }
-                    )
-                })
-                .collect();
-            eprintln!("    {}", bins.join(" "));
+            let bins = org.timeline.iter().map(|bin| match bin.throttled_429 {
+                0 => bin.ok.to_string(),
+                refused => format!("{}!{refused}", bin.ok),
+            });
+            println!("      answered in each 0.1 s (! refused): {}", bins.collect::<Vec<_>>().join(" "));
         }
     }
     Ok(measured)
