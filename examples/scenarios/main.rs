@@ -4,6 +4,7 @@
 //! cargo run --release --example scenarios            all, medians of three
 //! cargo run --release --example scenarios -- demo    those whose name contains "demo"
 //!                                  --runs 1          one run each
+//!                                  --report-only     exit 1 only when an item is lost or answered twice
 //!                                  --show            what each org did, tenth by tenth of a second
 //! ```
 //!
@@ -106,12 +107,13 @@ fn main() -> ExitCode {
 }
 
 fn scenarios(args: &[String]) -> Result<bool, BoxError> {
-    let (mut runs, mut show) = (3, false);
+    let (mut runs, mut show, mut report_only) = (3, false, false);
     let mut filters = vec![];
     let mut args = args.iter();
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--show" => show = true,
+            "--report-only" => report_only = true,
             "--runs" => runs = args.next().ok_or("--runs takes a number")?.parse()?,
             flag if flag.starts_with('-') => return Err(format!("unknown option {flag}").into()),
             filter => filters.push(filter.to_owned()),
@@ -140,7 +142,8 @@ fn scenarios(args: &[String]) -> Result<bool, BoxError> {
             for run in 0..runs {
                 measured.push(measure(&scenario, *dialect, run, show)?);
             }
-            all_met &= verdict(&name, &scenario, &mut measured);
+            let unharmed = measured.iter().all(|run| run.lost == 0 && run.twice == 0);
+            all_met &= verdict(&name, &scenario, &measured) || report_only && unharmed;
         }
     }
     if !any {
@@ -240,7 +243,7 @@ fn median<T: PartialOrd + Copy>(values: impl Iterator<Item = T>) -> Option<T> {
     values.get(values.len() / 2).copied()
 }
 
-fn verdict(name: &str, scenario: &Scenario, runs: &mut [Measured]) -> bool {
+fn verdict(name: &str, scenario: &Scenario, runs: &[Measured]) -> bool {
     let bars = &scenario.bars;
     let mut missed = vec![];
     let mut notes = vec![];
