@@ -72,7 +72,7 @@ impl<A: Admission> Gate<A> {
                 if place.ticket.is_none() {
                     place.gate = Some(self.clone());
                 }
-                state.line.wait(&mut place.ticket, place.age, cx.waker());
+                state.line.wait(&mut place.ticket, 0, cx.waker());
                 state.count();
             }
         }
@@ -136,18 +136,12 @@ impl<A: Admission> State<A> {
 pub(crate) struct Place<A: Admission> {
     gate: Option<Arc<Gate<A>>>,
     ticket: Option<Ticket>,
-    age: u64,
 }
 
 impl<A: Admission> Place<A> {
     /// At the end of the line, in order of arrival.
     pub(crate) const fn new() -> Self {
-        Place { gate: None, ticket: None, age: u64::MAX }
-    }
-
-    /// Before everybody who came without an age.
-    pub(crate) const fn first() -> Self {
-        Place { gate: None, ticket: None, age: 0 }
+        Place { gate: None, ticket: None }
     }
 }
 

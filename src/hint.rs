@@ -275,8 +275,9 @@ fn rfc3339(value: &str) -> Option<SystemTime> {
 
 /// The span at the head of `text` (`1h2m3s`, `2m 13s`, `20 seconds`), and what follows it.
 ///
-/// Not `humantime::parse_duration`: that refuses more than nine decimals (`1.2000000000000002s`, as a float is
-/// printed), panics at `18446744073709551615s 1000000000ns`, and cannot say where in a sentence a span ends.
+/// Not `humantime::parse_duration`: that refuses long fractions (`1.2000000000000002s`, as a float is printed;
+/// in older releases any fraction), panics at `18446744073709551615s 1000000000ns`, and cannot say where in a
+/// sentence a span ends.
 fn leading_span(text: &str) -> Option<(Duration, &str)> {
     let (mut span, mut rest) = leading_term(text)?;
     while let Some((term, behind)) = leading_term(rest) {
@@ -342,5 +343,65 @@ mod ietf {
             BareItem::Decimal(number) => Some(f64::from(*number)),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: SystemTime = SystemTime::UNIX_EPOCH;
+
+    #[test]
+    fn a_number_turns_from_wait_to_epoch_at_the_documented_thresholds() {
+        let wait = |number| number_span(number, NOW).map(|span| span.as_secs());
+        assert_eq!(wait(999_999_999.0), Some(999_999_999));
+        let late = SystemTime::UNIX_EPOCH + Duration::from_secs(999_999_999);
+        let from = |number| number_span(number, late).map(|span| span.as_secs());
+        assert_eq!(from(999_999_999.0), Some(999_999_999));
+        assert_eq!(from(1e9), Some(1));
+        assert_eq!(wait(99_999_999_999.0), Some(99_999_999_999));
+        assert_eq!(wait(1e11), Some(100_000_000));
+        assert_eq!(wait(99_999_999_999_999.0), Some(99_999_999_999));
+        assert_eq!(wait(1e14), None);
+        assert_eq!(wait(f64::INFINITY), None);
+        assert_eq!(wait(f64::NAN), None);
+        assert_eq!(wait(-1.0), None);
+    }
+
+    #[test]
+    fn a_span_ends_where_the_sentence_goes_on() {
+        let cases = [
+            ("8.71s. Visit", Some((8710, ". Visit"))),
+            (" 2m 13s.", Some((133_000, "."))),
+            ("1h5", Some((3_600_000, "5"))),
+            ("1s 2 calls", Some((1000, " 2 calls"))),
+            ("2 calls", None),
+            ("", None),
+        ];
+        for (text, expected) in cases {
+            let expected = expected.map(|(millis, rest)| (Duration::from_millis(millis), rest));
+            assert_eq!(leading_span(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn an_offset_is_taken_off_and_never_ignored() {
+        let utc = humantime::parse_rfc3339("2026-10-21T07:28:30.5Z").expect("valid");
+        for value in ["2026-10-21T07:28:30.5Z", "2026-10-21T12:28:30.5+05:00", "2026-10-21T02:58:30.5-04:30"] {
+            assert_eq!(rfc3339(value), Some(utc), "{value}");
+        }
+        for value in ["", "+00:00", "Z", "2026-10-21T07:28:30+5:000", "\u{20ac}\u{20ac}\u{20ac}"] {
+            assert_eq!(rfc3339(value), None, "{value}");
+        }
+    }
+
+    #[test]
+    fn a_phrase_is_found_at_every_place_and_only_as_words() {
+        let rests = |body| after_each(body, "retry in").collect::<Vec<_>>();
+        assert_eq!(rests("Retry in 1s, RETRY IN 2s"), [" 1s, RETRY IN 2s", " 2s"]);
+        assert_eq!(rests("\u{e9}retry in"), [""]);
+        assert!(rests("noretry in 1s").is_empty());
+        assert!(rests("retry").is_empty());
     }
 }

@@ -213,8 +213,6 @@ pub struct LimitCell {
     pub limit: f64,
     /// The most it may ever be.
     pub cap: usize,
-    /// Services that wait for a slot.
-    pub waiting: usize,
     /// How many congestion epochs have begun: cuts and holds.
     pub epoch: u64,
     /// Throttled answers seen.
@@ -231,6 +229,8 @@ pub struct Snapshot {
     pub family: Family,
     /// Calls in flight, reservations included.
     pub in_flight: usize,
+    /// Services that wait for one of its slots.
+    pub waiting: usize,
     /// The limiter's cell; `None` where no limiter writes this board.
     pub limit: Option<LimitCell>,
     /// The hold, if one is open.
@@ -264,6 +264,7 @@ struct Board {
     born: Instant,
     limit: AtomicU64,
     in_flight: AtomicUsize,
+    waiting: AtomicUsize,
     headroom: AtomicU64,
     penalty: AtomicU64,
     penalty_at: AtomicU64,
@@ -509,6 +510,7 @@ impl Org {
             name: self.identity.name.clone(),
             family: self.board.family.clone(),
             in_flight: self.board.in_flight.load(Relaxed),
+            waiting: self.board.waiting.load(Relaxed),
             limit: slow.limit,
             hold: slow.hold.filter(|hold| hold.until > Instant::now()),
             headroom: self.headroom(),
@@ -529,6 +531,10 @@ impl Org {
 
     pub(crate) fn write_in_flight(&self, in_flight: usize) {
         self.board.in_flight.store(in_flight, Relaxed);
+    }
+
+    pub(crate) fn write_waiting(&self, waiting: usize) {
+        self.board.waiting.store(waiting, Relaxed);
     }
 
     pub(crate) fn write_headroom(&self, headroom: f64) {
@@ -577,6 +583,7 @@ impl Board {
             born: Instant::now(),
             limit: AtomicU64::new(0),
             in_flight: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
             headroom: AtomicU64::new(1.0f64.to_bits()),
             penalty: AtomicU64::new(0),
             penalty_at: AtomicU64::new(0),

@@ -132,8 +132,8 @@ static OPENAI_ORGANIZATION: HeaderName = HeaderName::from_static("openai-organiz
 
 /// Reads both dialects at once. `wall` is used only where the answer has no `Date` and a reset is a moment.
 ///
-/// Never panics; allocates only for a reset with an offset such as `+02:00`, and reads no date where no reset
-/// is announced. Should an answer speak both dialects, the first one that names a figure counts.
+/// Never panics, allocates nothing, and reads no date where no reset is announced. Should an answer speak both
+/// dialects, Anthropic's figure counts where both name one; of a repeated header the first line counts.
 #[must_use]
 pub fn read(headers: &HeaderMap, wall: SystemTime) -> Readings {
     let mut readings = Readings::default();
@@ -180,4 +180,140 @@ fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
 fn amount(headers: &HeaderMap, name: &HeaderName) -> Option<f64> {
     let number: f64 = text(headers, name)?.parse().ok()?;
     (number.is_finite() && number >= 0.0).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    const WALL: SystemTime = SystemTime::UNIX_EPOCH;
+
+    fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        lines
+            .iter()
+            .map(|(name, value)| {
+                let name = HeaderName::from_static(name);
+                (name, HeaderValue::from_static(value))
+            })
+            .collect()
+    }
+
+    #[test]
+    fn every_header_goes_to_its_own_place() {
+        // Each header alone, so that a swapped name cannot hide behind another.
+        let mut table = Vec::new();
+        for (resource, name) in [
+            (Resource::Requests, "requests"),
+            (Resource::InputTokens, "input-tokens"),
+            (Resource::OutputTokens, "output-tokens"),
+            (Resource::Tokens, "tokens"),
+        ] {
+            for field in ["limit", "remaining", "reset"] {
+                let header = format!("anthropic-ratelimit-{name}-{field}");
+                table.push((header, resource, field));
+            }
+        }
+        for (resource, name) in [(Resource::Requests, "requests"), (Resource::Tokens, "tokens")] {
+            for field in ["limit", "remaining", "reset"] {
+                table.push((format!("x-ratelimit-{field}-{name}"), resource, field));
+            }
+        }
+        for (header, resource, field) in table {
+            let mut answer = HeaderMap::new();
+            let name: HeaderName = header.parse().expect("valid");
+            answer.insert(name, HeaderValue::from_static("17"));
+            let readings = read(&answer, WALL);
+            let expected = Reading {
+                limit: (field == "limit").then_some(17.0),
+                remaining: (field == "remaining").then_some(17.0),
+                reset: (field == "reset").then_some(Duration::from_secs(17)),
+            };
+            for other in Resource::ALL {
+                let expected = (other == resource).then_some(expected);
+                assert_eq!(readings.get(other), expected, "{header} {other:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn b97_input_is_input_and_output_is_output() {
+        let readings = read(
+            &headers(&[
+                ("anthropic-ratelimit-input-tokens-limit", "8000000"),
+                ("anthropic-ratelimit-output-tokens-limit", "800000"),
+            ]),
+            WALL,
+        );
+        let limit = |resource| readings.get(resource).and_then(|reading| reading.limit);
+        assert_eq!(limit(Resource::InputTokens), Some(8_000_000.0));
+        assert_eq!(limit(Resource::OutputTokens), Some(800_000.0));
+        assert_eq!(limit(Resource::Tokens), None);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_unknown() {
+        for value in ["-1", "-0.5", "", "many", "NaN", "inf", "1e400", "8,000"] {
+            let answer = headers(&[
+                ("x-ratelimit-limit-requests", value),
+                ("x-ratelimit-remaining-requests", value),
+                ("x-ratelimit-reset-requests", value),
+            ]);
+            assert!(read(&answer, WALL).is_empty(), "{value:?}");
+        }
+        let answer = headers(&[("x-ratelimit-remaining-requests", "-1"), ("x-ratelimit-limit-requests", " 60 ")]);
+        let reading = read(&answer, WALL).get(Resource::Requests).expect("a limit");
+        assert_eq!((reading.limit, reading.remaining), (Some(60.0), None));
+    }
+
+    #[test]
+    fn zero_is_a_figure_and_a_reset_of_zero_is_none() {
+        let answer = headers(&[
+            ("x-ratelimit-limit-requests", "0"),
+            ("x-ratelimit-remaining-requests", "0"),
+            ("x-ratelimit-reset-requests", "0"),
+        ]);
+        let reading = read(&answer, WALL).get(Resource::Requests).expect("figures");
+        assert_eq!((reading.limit, reading.remaining), (Some(0.0), Some(0.0)));
+        assert_eq!(reading.reset, None);
+    }
+
+    #[test]
+    fn two_dialects_in_one_answer_complete_each_other() {
+        let answer = headers(&[
+            ("x-ratelimit-limit-requests", "60"),
+            ("x-ratelimit-remaining-requests", "5"),
+            ("x-ratelimit-reset-requests", "9"),
+            ("anthropic-ratelimit-requests-remaining", "7"),
+            ("anthropic-ratelimit-tokens-limit", "1"),
+            ("anthropic-ratelimit-tokens-reset", "2"),
+            ("x-ratelimit-limit-tokens", "3"),
+            ("x-ratelimit-remaining-tokens", "4"),
+            ("x-ratelimit-reset-tokens", "5"),
+        ]);
+        let readings = read(&answer, WALL);
+        let expected = |limit, remaining, reset| {
+            Some(Reading { limit: Some(limit), remaining: Some(remaining), reset: Some(Duration::from_secs(reset)) })
+        };
+        assert_eq!(readings.get(Resource::Requests), expected(60.0, 7.0, 9));
+        assert_eq!(readings.get(Resource::Tokens), expected(1.0, 4.0, 2));
+    }
+
+    #[test]
+    fn an_index_is_the_place_in_the_list() {
+        for (place, resource) in Resource::ALL.into_iter().enumerate() {
+            assert_eq!(resource.index(), place);
+        }
+    }
+
+    #[test]
+    fn the_organisation_is_named_by_either_dialect() {
+        let both = [("openai-organization", "o"), ("anthropic-organization-id", "a")];
+        assert_eq!(organisation(&headers(&both)), Some("a"));
+        assert_eq!(organisation(&headers(&both[..1])), Some("o"));
+        assert_eq!(organisation(&headers(&both[1..])), Some("a"));
+        assert_eq!(organisation(&HeaderMap::new()), None);
+        let empty = [("openai-organization", "o"), ("anthropic-organization-id", " ")];
+        assert_eq!(organisation(&headers(&empty)), Some("o"));
+    }
 }

@@ -1,0 +1,135 @@
+//! The command line.
+
+use std::{num::NonZeroU32, num::NonZeroUsize, path::PathBuf, time::Duration};
+
+use clap::{Parser, ValueEnum};
+use http::Uri;
+use tower_quota::org::Dialect;
+
+/// Sends many requests to a provider's API, over all your organisations' quotas at once.
+///
+/// Without arguments it starts a simulated provider on this machine and sends 6,000 requests to it. With --input it does
+/// real work: one JSON request a line in, one JSON answer a line out.
+///
+/// Exit code: 0 if every id was answered `ok`; 1 if some were not; 2 for a bad command line or input, naming file, line and
+/// column; 130 after Ctrl-C.
+#[derive(Debug, Parser)]
+#[command(name = "dispatch", version, max_term_width = 100)]
+pub(crate) struct Args {
+    /// Requests, one a line, in Anthropic's or OpenAI's batch form; `-` reads standard input.
+    ///
+    /// A file is read twice: all of it is checked before anything is sent. Standard input is checked as it comes: a bad
+    /// line ends the admission of requests.
+    #[arg(long, value_name = "FILE|-")]
+    pub(crate) input: Option<PathBuf>,
+
+    /// Where answers go, one a line in the order they come; `-` is standard output, the default with --input.
+    ///
+    /// A file that is there already is kept under the same name with `.old` added.
+    #[arg(long, value_name = "FILE|-")]
+    pub(crate) output: Option<PathBuf>,
+
+    /// The orgs: base_url, dialect, and for each [[org]] name, key or key_env, base_url, cap. Without it they are read from
+    /// the environment.
+    #[arg(long, value_name = "FILE.toml", requires = "input")]
+    pub(crate) orgs: Option<PathBuf>,
+
+    /// Where every org is reached, whatever the file or the environment says.
+    #[arg(long, value_name = "URL", requires = "input", value_parser = base_url)]
+    pub(crate) base_url: Option<Uri>,
+
+    /// The API spoken: by the simulated provider, or by the orgs from the environment. Else the first line of the input tells.
+    #[arg(long, value_enum)]
+    pub(crate) dialect: Option<Speech>,
+
+    /// Use only this org.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) single_org: Option<String>,
+
+    /// The most concurrent calls per org and model family, whatever the file says.
+    #[arg(long, value_name = "N")]
+    pub(crate) cap: Option<NonZeroUsize>,
+
+    /// How often a request may fail before it ends as `transient`; a 429 does not count. Default 5.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_attempts: Option<NonZeroU32>,
+
+    /// How long one attempt may take: 30s, 5m, or plain seconds. Default: for ever.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) timeout: Option<Duration>,
+
+    /// How long one request may go on being answered by 429s, while nothing else gets on either; then it ends as
+    /// `rate_limited`. Default 10m.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) patience: Option<Duration>,
+
+    /// How long the whole run may take, counted from the first request. What is not answered by then ends as `deadline`.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) deadline: Option<Duration>,
+
+    /// Write the final report here too, as JSON.
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) report: Option<PathBuf>,
+
+    /// Check everything, say what would be done, and send nothing.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    /// No progress; at the end one line.
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+
+    /// How many requests the demonstration sends.
+    #[arg(long, value_name = "N", default_value_t = 6_000, conflicts_with = "input")]
+    pub(crate) demo_requests: u64,
+
+    /// The demonstration's provider has no quota.
+    #[arg(long, conflicts_with = "input")]
+    pub(crate) demo_unlimited: bool,
+
+    /// The seed of the demonstration's provider.
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "input")]
+    pub(crate) seed: u64,
+}
+
+/// A [`Dialect`], as an argument.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Speech {
+    /// `/v1/messages`.
+    Anthropic,
+    /// `/v1/chat/completions`.
+    Openai,
+}
+
+impl From<Speech> for Dialect {
+    fn from(speech: Speech) -> Self {
+        match speech {
+            Speech::Anthropic => Dialect::Anthropic,
+            Speech::Openai => Dialect::OpenAi,
+        }
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let duration = match text.parse::<f64>() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?,
+        Err(_) => humantime::parse_duration(text).map_err(|error| error.to_string())?,
+    };
+    if duration.is_zero() {
+        return Err("must be more than zero".to_owned());
+    }
+    Ok(duration)
+}
+
+fn base_url(text: &str) -> Result<Uri, String> {
+    let uri: Uri = text.parse().map_err(|error: http::uri::InvalidUri| error.to_string())?;
+    match (uri.scheme_str(), uri.authority()) {
+        (Some("http" | "https"), Some(_)) => Ok(uri),
+        _ => Err("must begin with http:// or https://".to_owned()),
+    }
+}
+
+/// Whether the path means a standard stream.
+pub(crate) fn is_standard(path: &std::path::Path) -> bool {
+    path.as_os_str() == "-"
+}

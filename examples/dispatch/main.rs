@@ -1,0 +1,258 @@
+//! Sends many requests to a provider's API over all your organisations' quotas at once: a batch of any size in, one line per
+//! id out.
+//!
+//! ```text
+//! cargo run --release --example dispatch                       # a demonstration against a simulated provider
+//! cargo run --release --example dispatch -- --input requests.jsonl --output answers.jsonl --orgs orgs.toml
+//! ```
+//!
+//! `--help` says all the rest. Data goes to standard output only with `--output -`; progress, warnings and the report go to
+//! standard error.
+
+mod args;
+mod demo;
+mod input;
+mod output;
+mod panel;
+mod report;
+mod run;
+mod tally;
+mod wire;
+
+use std::{
+    fmt,
+    fs::File,
+    io::{self, BufReader},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+use clap::Parser;
+use tower_quota::org::{Dialect, Family, Orgs};
+use tracing_subscriber::EnvFilter;
+
+use crate::{
+    args::{Args, is_standard},
+    input::{BadInput, Item, Items, Survey},
+    output::{Output, write_atomically},
+    panel::{Stderr, say},
+    report::Report,
+    run::{Feed, Run},
+    wire::Wire,
+};
+
+/// Why a run does not begin. Exit code 2.
+#[derive(Debug)]
+pub(crate) struct Failure(String);
+
+impl Failure {
+    pub(crate) fn new(problem: impl fmt::Display) -> Self {
+        Failure(problem.to_string())
+    }
+}
+
+impl From<BadInput> for Failure {
+    fn from(bad: BadInput) -> Self {
+        Failure(bad.to_string())
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let quiet = if args.quiet { "error" } else { "warn" };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(quiet));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Stderr).without_time().with_target(false).init();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            say(&format!("error: no runtime: {error}"));
+            return ExitCode::from(2);
+        }
+    };
+    match runtime.block_on(dispatch(&args)) {
+        Ok(code) => ExitCode::from(code),
+        Err(Failure(problem)) => {
+            say(&format!("error: {problem}"));
+            ExitCode::from(2)
+        }
+    }
+}
+
+async fn dispatch(args: &Args) -> Result<u8, Failure> {
+    match &args.input {
+        None => demonstrate(args).await,
+        Some(input) => work(args, input).await,
+    }
+}
+
+/// Sends made-up requests to the simulated provider.
+async fn demonstrate(args: &Args) -> Result<u8, Failure> {
+    let demo = demo::start(args).await?;
+    let (dialect, total) = (demo.orgs.dialect(), args.demo_requests);
+    let job = Job {
+        orgs: chosen(args, demo.orgs)?,
+        what: format!("{total} requests to a simulated provider at {}", demo.server.base_url()),
+        families: vec![demo::item(dialect, 1).family],
+        total: Some(total),
+        fluid_limit: demo.fluid_limit,
+    };
+    let mut numbers = 1..=total;
+    let next = move || Ok(numbers.next().map(|number| demo::item(dialect, number)));
+    let code = job.run(args, Box::new(next)).await?;
+    demo.server.shutdown().await;
+    Ok(code)
+}
+
+/// Sends what the input holds.
+async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
+    let is_input =
+        |path: &PathBuf| path.canonicalize().is_ok_and(|path| input.canonicalize().is_ok_and(|it| it == path));
+    if args.output.as_ref().is_some_and(is_input) {
+        return Err(Failure::new("--output is the file that --input reads"));
+    }
+    let orgs = match &args.orgs {
+        Some(path) => Some(Orgs::from_toml_file(path).map_err(Failure::new)?),
+        None => None,
+    };
+    let spoken = args.dialect.map(Dialect::from);
+    let form = orgs.as_ref().map(Orgs::dialect).or(spoken);
+    if let (Some(form), Some(spoken)) = (form, spoken) {
+        if form != spoken {
+            return Err(Failure::new(format!("--dialect {}, but the orgs speak {}", spoken.name(), form.name())));
+        }
+    }
+
+    let Source { form, families, total, what, next } = Source::open(input, form)?;
+    let Some(form) = form else { return nothing(args).await };
+    let orgs = match orgs {
+        Some(orgs) => orgs,
+        None => Orgs::from_env_for(form).map_err(Failure::new)?,
+    };
+    let job = Job { orgs: chosen(args, orgs)?, what, families, total, fluid_limit: None };
+    job.run(args, next).await
+}
+
+/// Gives the next item; may block.
+type Next = Box<dyn FnMut() -> Result<Option<Item>, BadInput> + Send>;
+
+/// The input, opened, and a file also checked.
+struct Source {
+    /// `None` where there is not a single line.
+    form: Option<Dialect>,
+    /// Those of a file; of a stream that of the first line.
+    families: Vec<Family>,
+    /// How many items a file has.
+    total: Option<u64>,
+    /// All this for people.
+    what: String,
+    next: Next,
+}
+
+impl Source {
+    fn open(input: &Path, form: Option<Dialect>) -> Result<Self, Failure> {
+        // Only a file can be read twice: a pipe may have a name too.
+        if !is_standard(input) && std::fs::metadata(input).is_ok_and(|metadata| metadata.is_file()) {
+            let Survey { items: total, bytes, form, families } = input::survey(input, form)?;
+            let mut what = format!("{total} requests, {:.1} MB, from {}", bytes as f64 / 1e6, input.display());
+            for (family, count) in families.iter().take(8) {
+                what.push_str(&format!(", {count} {family}"));
+            }
+            let mut items = input::open(input, form)?;
+            let next = Box::new(move || items.next_item());
+            return Ok(Source { form, families: families.into_keys().collect(), total: Some(total), what, next });
+        }
+        let name = if is_standard(input) { "standard input".to_owned() } else { input.display().to_string() };
+        let source: Box<dyn io::Read + Send> = if is_standard(input) {
+            Box::new(io::stdin())
+        } else {
+            Box::new(File::open(input).map_err(|error| Failure(format!("{name}: {error}")))?)
+        };
+        let mut items = Items::new(BufReader::with_capacity(1 << 16, source), &name, form).refusing_duplicates();
+        let mut first = items.next_item()?;
+        let families = first.iter().map(|item| item.family.clone()).collect();
+        let form = first.as_ref().and_then(|_| items.form());
+        let next = Box::new(move || first.take().map_or_else(|| items.next_item(), |item| Ok(Some(item))));
+        Ok(Source { form, families, total: None, what: format!("requests from {name}"), next })
+    }
+}
+
+/// The orgs that the command line leaves, with what it says of them.
+fn chosen(args: &Args, orgs: Orgs) -> Result<Orgs, Failure> {
+    let orgs = match &args.single_org {
+        Some(name) => orgs.only(name).map_err(Failure::new)?,
+        None => orgs,
+    };
+    let changed = orgs.iter().cloned().map(|mut org| {
+        if let Some(base_url) = &args.base_url {
+            org = org.base_url(base_url.clone());
+        }
+        if let Some(cap) = args.cap {
+            org = org.cap(cap.get());
+        }
+        org
+    });
+    Orgs::new(changed).map_err(Failure::new)
+}
+
+/// What is to be done.
+struct Job {
+    orgs: Orgs,
+    what: String,
+    families: Vec<Family>,
+    total: Option<u64>,
+    fluid_limit: Option<Duration>,
+}
+
+impl Job {
+    async fn run(self, args: &Args, mut next: Next) -> Result<u8, Failure> {
+        let Job { orgs, what, families, total, fluid_limit } = self;
+        // Before the output is touched: an org that cannot be used is a bad command line.
+        let wire = Wire::new(args, &orgs, &families).map_err(Failure::new)?;
+        let over: Vec<_> = orgs.iter().map(|org| format!("{} at {}", org.name(), org.reached_at())).collect();
+        if args.dry_run {
+            let mut read = 0u64;
+            while next()?.is_some() {
+                read += 1;
+            }
+            say(&format!("{what}\nover {}\n{read} requests are good; nothing was sent", over.join(", ")));
+            return Ok(0);
+        }
+        if !args.quiet {
+            say(&format!("{what}\nover {}", over.join(", ")));
+        }
+        let output = open_output(args)?;
+        let feed = Feed::new(total, next).map_err(Failure::new)?;
+        let Args { deadline, quiet, .. } = *args;
+        let run = Run { feed, output, orgs, wire, deadline, quiet, fluid_limit };
+        finish(args, run::run(run).await.map_err(Failure::new)?)
+    }
+}
+
+fn open_output(args: &Args) -> Result<Output, Failure> {
+    // Answers to real requests go somewhere; those of the demonstration only where it is said.
+    let path = args.output.as_deref().or(args.input.as_ref().map(|_| Path::new("-")));
+    Output::open(path)
+        .map_err(|error| Failure(format!("--output {}: {error}", path.unwrap_or(Path::new("-")).display())))
+}
+
+/// An empty input: nothing to send, so no orgs are needed.
+async fn nothing(args: &Args) -> Result<u8, Failure> {
+    if !args.dry_run {
+        open_output(args)?.close().await.result.map_err(Failure::new)?;
+    }
+    finish(args, Report::default())
+}
+
+/// Reports, and says with what exit code to end.
+fn finish(args: &Args, report: Report) -> Result<u8, Failure> {
+    let text = if args.quiet { report.line() } else { report.text() };
+    say(text.trim_end());
+    if let Some(path) = &args.report {
+        let mut json = serde_json::to_vec_pretty(&report).map_err(Failure::new)?;
+        json.push(b'\n');
+        let written = write_atomically(path, &json);
+        written.map_err(|error| Failure(format!("--report {}: {error}", path.display())))?;
+    }
+    Ok(report.exit_code)
+}

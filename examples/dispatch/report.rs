@@ -1,0 +1,345 @@
+//! The final report: as text for people, as JSON for programs.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt::Write as _,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use serde::Serialize;
+use tower_quota::org::{Org, Orgs};
+
+use crate::{
+    output::Verdict,
+    tally::{Histogram, Seen, Tally},
+};
+
+/// How many different errors are told apart; further ones are counted together.
+const ERRORS: usize = 100;
+/// How many of them are shown.
+const SHOWN: usize = 5;
+
+/// Counts what became of the ids. All of it is bounded, whatever the number of ids.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) outcomes: BTreeMap<&'static str, u64>,
+    ok_by_org: HashMap<Arc<str>, u64>,
+    /// By the text with all numbers taken out: how often, and an example.
+    errors: HashMap<String, ErrorCount>,
+    other_errors: u64,
+}
+
+/// One kind of error.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct ErrorCount {
+    outcome: &'static str,
+    error: String,
+    count: u64,
+    /// The id that met it first.
+    example: String,
+}
+
+impl Counts {
+    pub(crate) fn add(&mut self, custom_id: &str, verdict: &Verdict, seen: &Seen) {
+        *self.outcomes.entry(verdict.outcome).or_default() += 1;
+        if verdict.outcome == "ok" {
+            if let Some(org) = &seen.org {
+                *self.ok_by_org.entry(org.clone()).or_default() += 1;
+            }
+        }
+        let Some(error) = &verdict.error else { return };
+        let error: String = error.chars().take(160).collect();
+        // Request ids and times differ from error to error.
+        let kind = format!("{} {}", verdict.outcome, error.replace(|c: char| c.is_ascii_digit(), ""));
+        if let Some(known) = self.errors.get_mut(&kind) {
+            known.count += 1;
+        } else if self.errors.len() < ERRORS {
+            let example = custom_id.chars().take(160).collect();
+            self.errors.insert(kind, ErrorCount { outcome: verdict.outcome, error, count: 1, example });
+        } else {
+            self.other_errors += 1;
+        }
+    }
+
+    pub(crate) fn all(&self) -> u64 {
+        self.outcomes.values().sum()
+    }
+
+    pub(crate) fn ok_by(&self, org: &str) -> u64 {
+        self.ok_by_org.get(org).copied().unwrap_or(0)
+    }
+
+    fn top_errors(&self) -> Vec<ErrorCount> {
+        let mut errors: Vec<_> = self.errors.values().cloned().collect();
+        errors.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.error.cmp(&b.error)));
+        errors.truncate(SHOWN);
+        errors
+    }
+}
+
+/// How long a call took, in milliseconds, until the head of its answer.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Latency {
+    p50: Option<f64>,
+    p95: Option<f64>,
+    p99: Option<f64>,
+}
+
+impl From<&Histogram> for Latency {
+    fn from(histogram: &Histogram) -> Self {
+        let at = |share| histogram.quantile(share).map(|took| round(took.as_secs_f64() * 1e3, 2));
+        Latency { p50: at(0.5), p95: at(0.95), p99: at(0.99) }
+    }
+}
+
+/// One org's part.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct OrgReport {
+    name: String,
+    /// Ids answered `ok` by it.
+    ok: u64,
+    wire_calls: u64,
+    http_429: u64,
+    /// Calls by status.
+    statuses: BTreeMap<u16, u64>,
+    /// Calls without an answer.
+    unanswered: u64,
+    /// Concurrent calls allowed at the end, over all its model families.
+    limit: f64,
+    cap: usize,
+    peak_in_flight: usize,
+    /// How long it was held, to a quarter of a second.
+    held_s: f64,
+    latency_ms: Latency,
+    /// Why it is out, if it is: as a whole, or for some model family.
+    out: Option<String>,
+    families: BTreeMap<String, FamilyReport>,
+}
+
+/// One model family of an org.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct FamilyReport {
+    limit: f64,
+    cap: usize,
+    headroom: f64,
+    out: Option<String>,
+}
+
+/// The whole report. The field names are kept stable.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Report {
+    /// Ids of the input: all of a file, or as many as were read of a stream.
+    expected: u64,
+    ok: u64,
+    rate_limited: u64,
+    /// Every other id that has a line.
+    failed: u64,
+    /// Ids without a line: expected less the lines written.
+    missing: u64,
+    /// Lines by outcome.
+    outcomes: BTreeMap<&'static str, u64>,
+    wire_calls: u64,
+    http_429: u64,
+    /// Calls beyond the first of an id.
+    retries: u64,
+    /// Calls per id that was sent at all.
+    amplification: f64,
+    wall_s: f64,
+    /// Ids answered a second.
+    rate_per_s: f64,
+    /// The most ids that were being worked on at once.
+    peak_live: usize,
+    peak_in_flight: usize,
+    latency_ms: Latency,
+    /// The least time in which the simulated provider could have taken as many requests.
+    fluid_limit_s: Option<f64>,
+    /// The time taken, over that.
+    times_fluid_limit: Option<f64>,
+    /// `ctrl-c`, `deadline`, `input` or `output`, where the run was ended early.
+    ended_by: Option<&'static str>,
+    pub(crate) exit_code: u8,
+    orgs: Vec<OrgReport>,
+    /// The most frequent errors.
+    errors: Vec<ErrorCount>,
+    /// Errors that were not told apart, since there were too many kinds.
+    other_errors: u64,
+}
+
+/// What a report is made from.
+#[derive(Debug)]
+pub(crate) struct Facts<'a> {
+    pub(crate) expected: u64,
+    /// Lines written, by outcome.
+    pub(crate) outcomes: &'a BTreeMap<&'static str, u64>,
+    pub(crate) counts: &'a Counts,
+    pub(crate) wall: Duration,
+    pub(crate) peak_live: usize,
+    pub(crate) fluid_limit: Option<Duration>,
+    pub(crate) ended_by: Option<&'static str>,
+    pub(crate) exit_code: u8,
+    pub(crate) orgs: &'a Orgs,
+    pub(crate) all: &'a Tally,
+    pub(crate) tallies: &'a HashMap<Arc<str>, Arc<Tally>>,
+    pub(crate) held: &'a HashMap<Arc<str>, Duration>,
+}
+
+impl Report {
+    pub(crate) fn new(facts: &Facts<'_>) -> Self {
+        let counts = facts.counts;
+        let of = |outcome| facts.outcomes.get(outcome).copied().unwrap_or(0);
+        let (ok, rate_limited, lines) = (of("ok"), of("rate_limited"), facts.outcomes.values().sum::<u64>());
+        let sent = facts.all.firsts.load(Relaxed);
+        let wire_calls = facts.all.calls.load(Relaxed);
+        let wall_s = facts.wall.as_secs_f64();
+        let fluid = facts.fluid_limit.map(|limit| limit.as_secs_f64());
+        Report {
+            expected: facts.expected,
+            ok,
+            rate_limited,
+            failed: lines - ok - rate_limited,
+            missing: facts.expected.saturating_sub(lines),
+            outcomes: facts.outcomes.clone(),
+            wire_calls,
+            http_429: facts.all.http_429.load(Relaxed),
+            retries: wire_calls - sent,
+            amplification: round(wire_calls as f64 / sent.max(1) as f64, 4),
+            wall_s: round(wall_s, 3),
+            rate_per_s: if wall_s > 0.0 { round(ok as f64 / wall_s, 2) } else { 0.0 },
+            peak_live: facts.peak_live,
+            peak_in_flight: facts.all.peak_in_flight.load(Relaxed),
+            latency_ms: Latency::from(&facts.all.latency),
+            fluid_limit_s: fluid.map(|limit| round(limit, 3)),
+            times_fluid_limit: fluid.filter(|limit| *limit > 0.0).map(|limit| round(wall_s / limit, 4)),
+            ended_by: facts.ended_by,
+            exit_code: facts.exit_code,
+            orgs: facts.orgs.iter().map(|org| OrgReport::new(org, facts)).collect(),
+            errors: counts.top_errors(),
+            other_errors: counts.other_errors,
+        }
+    }
+
+    /// The whole report, for people.
+    pub(crate) fn text(&self) -> String {
+        let mut text = self.line();
+        // Writing to a string does not fail.
+        let _ = self.write_details(&mut text);
+        text
+    }
+
+    /// The report in one line.
+    pub(crate) fn line(&self) -> String {
+        let mut line = format!("{} of {} ok", self.ok, self.expected);
+        for (outcome, count) in self.outcomes.iter().filter(|(outcome, _)| **outcome != "ok") {
+            let _ = write!(line, ", {count} {outcome}");
+        }
+        let _ = write!(line, ", {} missing, in {:.2} s", self.missing, self.wall_s);
+        if let Some(by) = self.ended_by {
+            let _ = write!(line, " (ended by {by})");
+        }
+        line
+    }
+
+    fn write_details(&self, text: &mut String) -> std::fmt::Result {
+        writeln!(text)?;
+        if let (Some(limit), Some(times)) = (self.fluid_limit_s, self.times_fluid_limit) {
+            writeln!(
+                text,
+                "  time     {:.2} s taken; the fluid limit is {limit:.2} s ({times:.3} times)",
+                self.wall_s
+            )?;
+        }
+        writeln!(text, "  rate     {:.1} ids/s, {:.0} a minute", self.rate_per_s, self.rate_per_s * 60.0)?;
+        writeln!(
+            text,
+            "  wire     {} calls, {:.3} per id sent; {} were 429",
+            self.wire_calls, self.amplification, self.http_429
+        )?;
+        writeln!(text, "  latency  {}", self.latency_ms.text())?;
+        writeln!(text, "  peak     {} ids alive, {} calls in flight", self.peak_live, self.peak_in_flight)?;
+        writeln!(
+            text,
+            "  {:<16} {:>9} {:>9} {:>6} {:>7} {:>9} {:>7}  latency",
+            "org", "ok", "calls", "429", "failed", "limit/cap", "held"
+        )?;
+        for org in &self.orgs {
+            let failed = org.unanswered
+                + org
+                    .statuses
+                    .iter()
+                    .filter(|(status, _)| **status >= 400 && **status != 429)
+                    .map(|(_, n)| n)
+                    .sum::<u64>();
+            let limit = format!("{:.0}/{}", org.limit, org.cap);
+            writeln!(
+                text,
+                "  {:<16} {:>9} {:>9} {:>6} {failed:>7} {limit:>9} {:>6.1}s  {}",
+                org.name,
+                org.ok,
+                org.wire_calls,
+                org.http_429,
+                org.held_s,
+                org.latency_ms.text()
+            )?;
+            if let Some(why) = &org.out {
+                writeln!(text, "  {:<16} out: {why}", "")?;
+            }
+        }
+        for error in &self.errors {
+            writeln!(text, "  {} x {}: {} (first: {})", error.count, error.outcome, error.error, error.example)?;
+        }
+        Ok(())
+    }
+}
+
+impl Latency {
+    fn text(&self) -> String {
+        match (self.p50, self.p95, self.p99) {
+            (Some(p50), Some(p95), Some(p99)) => format!("p50 {p50:.0} ms, p95 {p95:.0} ms, p99 {p99:.0} ms"),
+            _ => "-".to_owned(),
+        }
+    }
+}
+
+impl OrgReport {
+    fn new(org: &Org, facts: &Facts<'_>) -> Self {
+        let name = org.name();
+        let nothing = Arc::new(Tally::default());
+        let tally = facts.tallies.get(name).unwrap_or(&nothing);
+        let families: BTreeMap<_, _> = org
+            .families()
+            .iter()
+            .map(Org::snapshot)
+            .filter_map(|board| {
+                let limit = board.limit?;
+                let family = FamilyReport {
+                    limit: round(limit.limit, 2),
+                    cap: limit.cap,
+                    headroom: round(board.headroom, 3),
+                    out: board.out.map(|out| out.to_string()),
+                };
+                Some((board.family.to_string(), family))
+            })
+            .collect();
+        OrgReport {
+            name: name.to_owned(),
+            ok: facts.counts.ok_by(name),
+            wire_calls: tally.calls.load(Relaxed),
+            http_429: tally.http_429.load(Relaxed),
+            statuses: tally.statuses(),
+            unanswered: tally.unanswered.load(Relaxed),
+            limit: round(families.values().map(|family| family.limit).sum(), 2),
+            cap: families.values().map(|family| family.cap).sum(),
+            peak_in_flight: tally.peak_in_flight.load(Relaxed),
+            held_s: round(facts.held.get(name).copied().unwrap_or_default().as_secs_f64(), 2),
+            latency_ms: Latency::from(&tally.latency),
+            out: org.families().iter().find_map(Org::out_reason).map(|out| out.to_string()),
+            families,
+        }
+    }
+}
+
+fn round(value: f64, digits: i32) -> f64 {
+    let scale = 10f64.powi(digits);
+    (value * scale).round() / scale
+}

@@ -1,0 +1,341 @@
+//! One run: items in, lines out, and an end that is right whatever happens on the way.
+
+use std::{
+    future::pending,
+    io,
+    process::exit,
+    sync::atomic::Ordering::Relaxed,
+    task::{Poll, ready},
+    time::Duration,
+};
+
+use futures_util::stream;
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, MissedTickBehavior},
+};
+use tower_quota::{
+    drive::{Drive, DriveError},
+    org::{BuildError, Orgs},
+};
+
+use crate::{
+    input::{BadInput, Item},
+    output::{Line, Output, Scrubber, Verdict, line},
+    panel::{Panel, Standing, TICK, say},
+    report::{Counts, Facts, Report},
+    tally::Tries,
+    wire::{self, Wire},
+};
+
+/// How long calls in flight may go on after the first Ctrl-C.
+const GRACE: Duration = Duration::from_secs(10);
+/// How many items may be read ahead.
+const AHEAD: usize = 64;
+
+/// Where items come from: a channel that a thread fills, since reading may block.
+pub(crate) struct Feed {
+    items: mpsc::Receiver<Result<Item, BadInput>>,
+    /// How many there are; `None` for a stream, whose end nobody knows.
+    total: Option<u64>,
+}
+
+impl Feed {
+    /// Items as `next` says, until it says `None` or an error.
+    ///
+    /// # Errors
+    /// If no thread can be had.
+    pub(crate) fn new(
+        total: Option<u64>,
+        mut next: impl FnMut() -> Result<Option<Item>, BadInput> + Send + 'static,
+    ) -> io::Result<Self> {
+        let (queue, items) = mpsc::channel(AHEAD);
+        let read = move || {
+            while let Some(item) = next().transpose() {
+                let last = item.is_err();
+                // Once the run has ended nobody wants more.
+                if queue.blocking_send(item).is_err() || last {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new().name("input".to_owned()).spawn(read)?;
+        Ok(Feed { items, total })
+    }
+}
+
+/// All that a run needs.
+pub(crate) struct Run {
+    pub(crate) feed: Feed,
+    pub(crate) output: Output,
+    pub(crate) orgs: Orgs,
+    pub(crate) wire: Wire,
+    pub(crate) deadline: Option<Duration>,
+    pub(crate) quiet: bool,
+    /// What the simulated provider could do at best, in the demonstration.
+    pub(crate) fluid_limit: Option<Duration>,
+}
+
+/// Why a run ends before its input does.
+#[derive(Debug)]
+enum Early {
+    CtrlC,
+    Deadline,
+    Input(BadInput),
+    Output,
+}
+
+impl Early {
+    const fn name(&self) -> &'static str {
+        match self {
+            Early::CtrlC => "ctrl-c",
+            Early::Deadline => "deadline",
+            Early::Input(_) => "input",
+            Early::Output => "output",
+        }
+    }
+
+    /// The verdict on an id that is not answered because of it.
+    fn verdict(early: Option<&Early>) -> Verdict {
+        match early {
+            Some(Early::Deadline) => Verdict::without_answer("deadline", "the deadline of the run has passed"),
+            _ => Verdict::without_answer("cancelled", "the run was ended before this was answered"),
+        }
+    }
+}
+
+/// An id that is being worked on.
+struct Live {
+    custom_id: String,
+    tries: Tries,
+}
+
+/// Counts verdicts and turns them into lines.
+struct Desk<'a> {
+    counts: Counts,
+    scrubber: &'a Scrubber,
+}
+
+impl Desk<'_> {
+    fn settle(&mut self, live: &Live, mut verdict: Verdict) -> Line {
+        let seen = live.tries.seen();
+        verdict.error = verdict.error.map(|error| self.scrubber.scrub(error));
+        self.counts.add(&live.custom_id, &verdict, &seen);
+        line(&live.custom_id, &verdict, &seen, self.scrubber)
+    }
+}
+
+/// Runs to the end.
+pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
+    let Run { feed: Feed { mut items, total }, output, orgs, wire, deadline, quiet, fluid_limit } = run;
+    let scrubber = Scrubber::new(orgs.iter().filter_map(|org| org.key()).map(|key| key.reveal()));
+    let mut desk = Desk { counts: Counts::default(), scrubber: &scrubber };
+    let mut panel = Panel::new(quiet);
+    let mut interrupts = Interrupts::listen(&output);
+
+    let mut received = 0u64;
+    let mut bad = None;
+    let requests = stream::poll_fn(|cx| {
+        Poll::Ready(match ready!(items.poll_recv(cx)) {
+            None => None,
+            Some(Ok(item)) => {
+                received += 1;
+                let live = Live { custom_id: item.custom_id, tries: Tries::default() };
+                let request = wire::request(item.path, item.family, item.body, live.tries.clone());
+                Some((live, request))
+            }
+            // Nothing more comes after it; what was sent finishes.
+            Some(Err(error)) => {
+                bad = Some(error);
+                None
+            }
+        })
+    });
+    let started = Instant::now();
+    let mut drive = Drive::new(wire.service, requests, wire.bound)?;
+    let mut early = None;
+    let mut deadline_at = deadline.map(|deadline| started + deadline);
+    let mut stopping = false;
+    let mut grace_ends = None;
+    // A line that waits for a slow reader. While it does, no result is taken.
+    let mut unwritten: Option<Line> = None;
+    let mut tick = tokio::time::interval(TICK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            () = interrupts.first(), if !stopping => {
+                stopping = true;
+                early.get_or_insert(Early::CtrlC);
+                drive.stop();
+                grace_ends = Some(Instant::now() + GRACE);
+                let (live, grace) = (drive.live(), GRACE.as_secs());
+                say(&format!("stopping: {live} requests under way have {grace} s to end; Ctrl-C again ends at once"));
+            }
+            () = at(grace_ends) => {
+                grace_ends = None;
+                drive.abort();
+            }
+            () = at(deadline_at) => {
+                deadline_at = None;
+                early.get_or_insert(Early::Deadline);
+                drive.abort();
+            }
+            _ = tick.tick() => panel.tick(&Standing {
+                total,
+                counts: &desk.counts,
+                live: drive.live(),
+                http_429: wire.all.http_429.load(Relaxed),
+                orgs: &orgs,
+                stopping: early.as_ref().map(Early::name),
+            }),
+            permit = output.queue().reserve(), if unwritten.is_some() => match (permit, unwritten.take()) {
+                (Ok(permit), Some(line)) => permit.send(line),
+                _ => {
+                    early = Some(Early::Output);
+                    break;
+                }
+            },
+            result = drive.next(), if unwritten.is_none() => match result {
+                Some((live, Ok(verdict) | Err(DriveError::Service(verdict)))) => {
+                    unwritten = Some(desk.settle(&live, verdict));
+                }
+                Some((live, Err(_))) => unwritten = Some(desk.settle(&live, Early::verdict(early.as_ref()))),
+                None => break,
+            },
+        }
+    }
+    let peak_live = drive.peak_live();
+    drop(drive);
+    if let Some(bad) = bad {
+        early.get_or_insert(Early::Input(bad));
+    }
+
+    // Of a stream, what was read still gets its line; of a file, every id.
+    if matches!(early, Some(Early::CtrlC | Early::Deadline)) {
+        if total.is_none() {
+            items.close();
+        }
+        while let Some(Ok(item)) = items.recv().await {
+            received += 1;
+            let unsent = Live { custom_id: item.custom_id, tries: Tries::default() };
+            let line = desk.settle(&unsent, Early::verdict(early.as_ref()));
+            if output.queue().send(line).await.is_err() {
+                break;
+            }
+        }
+    }
+    let written = output.close().await;
+    let wall = started.elapsed();
+    panel.close();
+
+    let expected = total.unwrap_or(0).max(received);
+    let exit_code = match &early {
+        Some(Early::CtrlC) => 130,
+        Some(Early::Input(bad)) => {
+            say(&format!("error: {bad}"));
+            2
+        }
+        _ if written.outcomes.get("ok").copied().unwrap_or(0) == expected => 0,
+        _ => 1,
+    };
+    match written.result {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => say("nobody reads the output any more"),
+        Err(error) => say(&format!("error: the output cannot be written: {error}")),
+    }
+    Ok(Report::new(&Facts {
+        expected,
+        outcomes: &written.outcomes,
+        counts: &desk.counts,
+        wall,
+        peak_live,
+        fluid_limit,
+        ended_by: early.as_ref().map(Early::name),
+        exit_code,
+        orgs: &orgs,
+        all: &wire.all,
+        tallies: &wire.tallies,
+        held: panel.held(),
+    }))
+}
+
+/// Waits until then; for ever where there is no then.
+async fn at(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => pending().await,
+    }
+}
+
+/// Ctrl-C, and what asks a program politely to end.
+struct Interrupts(watch::Receiver<bool>);
+
+impl Interrupts {
+    /// Listens. The second one ends the process at once, wherever it is, but between two lines of output.
+    fn listen(output: &Output) -> Self {
+        let (came, interrupts) = watch::channel(false);
+        let writing = output.lock();
+        tokio::spawn(async move {
+            let mut signals = Signals::new();
+            signals.next().await;
+            came.send_replace(true);
+            signals.next().await;
+            say("ended at once: ids without a line are not done");
+            // A reader that does not read keeps the writer, but not us.
+            for _ in 0..50 {
+                if writing.try_lock().is_ok() {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            exit(130);
+        });
+        Interrupts(interrupts)
+    }
+
+    /// Waits for the first.
+    async fn first(&mut self) {
+        if self.0.wait_for(|came| *came).await.is_err() {
+            pending().await
+        }
+    }
+}
+
+#[cfg(unix)]
+struct Signals(Option<[tokio::signal::unix::Signal; 2]>);
+
+#[cfg(unix)]
+impl Signals {
+    fn new() -> Self {
+        use tokio::signal::unix::{SignalKind, signal};
+        let [interrupt, terminate] = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
+        Signals(interrupt.ok().zip(terminate.ok()).map(|(interrupt, terminate)| [interrupt, terminate]))
+    }
+
+    async fn next(&mut self) {
+        match &mut self.0 {
+            Some([interrupt, terminate]) => tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            },
+            None => pending().await,
+        }
+    }
+}
+
+#[cfg(not(unix))]
+struct Signals;
+
+#[cfg(not(unix))]
+impl Signals {
+    fn new() -> Self {
+        Signals
+    }
+
+    async fn next(&mut self) {
+        if tokio::signal::ctrl_c().await.is_err() {
+            pending().await
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! What is counted: calls over the wire by a layer directly above the client, answers by the run.
+
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::{Request, Response};
+use tokio::time::Instant;
+use tower::{Layer, Service};
+
+/// Durations in buckets, each four per cent wider than the one before, from a microsecond to beyond an hour: a percentile
+/// is right to two per cent, in fixed memory.
+#[derive(Debug)]
+pub(crate) struct Histogram(Vec<AtomicU64>);
+
+const STEP: f64 = 1.04;
+const BUCKETS: usize = 600;
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Histogram((0..BUCKETS).map(|_| AtomicU64::new(0)).collect())
+    }
+}
+
+impl Histogram {
+    fn add(&self, duration: Duration) {
+        let micros = duration.as_secs_f64() * 1e6;
+        let bucket = (micros.max(1.0).ln() / STEP.ln()) as usize;
+        self.0[bucket.min(BUCKETS - 1)].fetch_add(1, Relaxed);
+    }
+
+    /// The duration that this share of all did not exceed; `None` where nothing was added.
+    pub(crate) fn quantile(&self, share: f64) -> Option<Duration> {
+        let counts: Vec<u64> = self.0.iter().map(|bucket| bucket.load(Relaxed)).collect();
+        let total: u64 = counts.iter().sum();
+        let rank = (share * total as f64).ceil().max(1.0) as u64;
+        let mut below = 0;
+        let bucket = counts.iter().position(|count| {
+            below += count;
+            below >= rank
+        })?;
+        // The middle of the bucket, as ratios go.
+        Some(Duration::from_secs_f64(STEP.powf(bucket as f64 + 0.5) / 1e6))
+    }
+}
+
+/// Calls over the wire.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) calls: AtomicU64,
+    /// Those that were the first of their id.
+    pub(crate) firsts: AtomicU64,
+    pub(crate) http_429: AtomicU64,
+    /// Calls without an answer, those given up included.
+    pub(crate) unanswered: AtomicU64,
+    /// Calls by status.
+    statuses: Mutex<BTreeMap<u16, u64>>,
+    in_flight: AtomicUsize,
+    pub(crate) peak_in_flight: AtomicUsize,
+    /// From sending until the head of the answer.
+    pub(crate) latency: Histogram,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Tally {
+    pub(crate) fn statuses(&self) -> BTreeMap<u16, u64> {
+        lock(&self.statuses).clone()
+    }
+
+    fn start(&self, first: bool) {
+        self.calls.fetch_add(1, Relaxed);
+        self.firsts.fetch_add(u64::from(first), Relaxed);
+        let now = self.in_flight.fetch_add(1, Relaxed) + 1;
+        self.peak_in_flight.fetch_max(now, Relaxed);
+    }
+
+    fn end(&self, status: Option<u16>, took: Duration) {
+        self.in_flight.fetch_sub(1, Relaxed);
+        let Some(status) = status else {
+            self.unanswered.fetch_add(1, Relaxed);
+            return;
+        };
+        self.latency.add(took);
+        *lock(&self.statuses).entry(status).or_default() += 1;
+        if status == 429 {
+            self.http_429.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// What one id has seen of the wire: a request extension, which every attempt of the request carries.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tries(Arc<Mutex<Seen>>);
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) calls: u32,
+    /// The org called last.
+    pub(crate) org: Option<Arc<str>>,
+    /// The status of that call, if it was answered.
+    pub(crate) status: Option<u16>,
+}
+
+impl Tries {
+    pub(crate) fn seen(&self) -> Seen {
+        lock(&self.0).clone()
+    }
+}
+
+/// Counts an org's calls. It stands directly above the client.
+#[derive(Clone, Debug)]
+pub(crate) struct CountLayer {
+    pub(crate) org: Arc<str>,
+    /// The org's own count, and that of all.
+    pub(crate) tallies: [Arc<Tally>; 2],
+}
+
+impl<S> Layer<S> for CountLayer {
+    type Service = Count<S>;
+
+    fn layer(&self, inner: S) -> Count<S> {
+        Count { inner, layer: self.clone() }
+    }
+}
+
+/// The service of [`CountLayer`].
+#[derive(Clone, Debug)]
+pub(crate) struct Count<S> {
+    inner: S,
+    layer: CountLayer,
+}
+
+/// A call that is counted as ended however it ends.
+struct Running {
+    tallies: [Arc<Tally>; 2],
+    started: Instant,
+    status: Option<u16>,
+}
+
+impl Running {
+    fn answered(&mut self, status: u16) {
+        self.status = Some(status);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for tally in &self.tallies {
+            tally.end(self.status, self.started.elapsed());
+        }
+    }
+}
+
+impl<S, B, RB> Service<Request<B>> for Count<S>
+where
+    S: Service<Request<B>, Response = Response<RB>>,
+    S::Future: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let tries = request.extensions().get::<Tries>().cloned();
+        let mut first = false;
+        if let Some(tries) = &tries {
+            let mut seen = lock(&tries.0);
+            seen.calls += 1;
+            first = seen.calls == 1;
+            seen.org = Some(self.layer.org.clone());
+            seen.status = None;
+        }
+        let tallies = self.layer.tallies.clone();
+        for tally in &tallies {
+            tally.start(first);
+        }
+        let mut running = Running { tallies, started: Instant::now(), status: None };
+        let call = self.inner.call(request);
+        Box::pin(async move {
+            let result = call.await;
+            if let Ok(response) = &result {
+                let status = response.status().as_u16();
+                running.answered(status);
+                if let Some(tries) = &tries {
+                    lock(&tries.0).status = Some(status);
+                }
+            }
+            result
+        })
+    }
+}

@@ -1,0 +1,166 @@
+//! The stack, and what its answers mean for an id.
+
+use std::{collections::HashMap, error::Error as StdError, sync::Arc};
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_TYPE, uri::PathAndQuery};
+use http_body::Body;
+use http_body_util::{BodyExt, Full, Limited};
+use serde::Deserialize;
+use tower::{Layer, ServiceExt, util::BoxService};
+use tower_quota::{
+    aimd::Settings,
+    client,
+    org::{BuildError, Family, Org, Orgs},
+    outcome::{BoxError, Class, DEFAULT_CEILING, Outcome, Stamp},
+    retry::{RateLimitRetryLayer, RetryError},
+    stack::Stack,
+};
+
+use crate::{
+    args::Args,
+    output::Verdict,
+    tally::{CountLayer, Tally, Tries},
+};
+
+/// The largest answer that is taken.
+const LARGEST: usize = 256 << 20;
+
+/// The way to the provider.
+pub(crate) struct Wire {
+    /// Its error is a verdict too.
+    pub(crate) service: BoxService<Request<Full<Bytes>>, Verdict, Verdict>,
+    /// How many ids may be worked on at once.
+    pub(crate) bound: usize,
+    pub(crate) all: Arc<Tally>,
+    /// Each org's own count, by its name.
+    pub(crate) tallies: HashMap<Arc<str>, Arc<Tally>>,
+}
+
+impl Wire {
+    /// The ready-made stack over these orgs, for requests of these families.
+    pub(crate) fn new<'a>(
+        args: &Args,
+        orgs: &Orgs,
+        families: impl IntoIterator<Item = &'a Family>,
+    ) -> Result<Self, BuildError> {
+        let mut retry = RateLimitRetryLayer::builder();
+        if let Some(attempts) = args.max_attempts {
+            retry = retry.max_attempts(attempts.get());
+        }
+        if let Some(patience) = args.patience {
+            retry = retry.patience(patience);
+        }
+        let mut stack = Stack::new(orgs.clone()).limit(Settings::default()).retry(retry.build()?);
+        if let Some(timeout) = args.timeout {
+            stack = stack.timeout(timeout);
+        }
+        let bound = families.into_iter().map(|family| stack.live_bound(family)).sum();
+
+        let all = Arc::new(Tally::default());
+        let counts: HashMap<Arc<str>, CountLayer> = orgs
+            .iter()
+            .map(|org| {
+                let name: Arc<str> = Arc::from(org.name());
+                (name.clone(), CountLayer { org: name, tallies: [Arc::default(), all.clone()] })
+            })
+            .collect();
+        let tallies = counts.iter().map(|(name, count)| (name.clone(), count.tallies[0].clone())).collect();
+        let client = client::https();
+        let stack = stack.build_with(move |org: &Org| counts[org.name()].layer(client.clone()))?;
+        Ok(Wire { service: stack.then(verdict).boxed(), bound, all, tallies })
+    }
+}
+
+/// A request of an item; every attempt at it is counted in `tries`.
+pub(crate) fn request(path: PathAndQuery, family: Family, body: Bytes, tries: Tries) -> Request<Full<Bytes>> {
+    let mut request = Request::new(Full::new(body));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = path.into();
+    request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    request.extensions_mut().insert(family);
+    request.extensions_mut().insert(tries);
+    request
+}
+
+/// The outcome's word for a class.
+const fn word(class: Class) -> &'static str {
+    match class {
+        Class::Throttled | Class::ThrottledRequest => "rate_limited",
+        Class::Overloaded | Class::Transport | Class::Rejected | Class::Local => "transient",
+        other => other.name(),
+    }
+}
+
+impl<Req, E> From<RetryError<Req, E>> for Verdict
+where
+    E: StdError + 'static,
+    RetryError<Req, E>: StdError + 'static,
+{
+    fn from(error: RetryError<Req, E>) -> Self {
+        let outcome =
+            if error.is_rate_limited() { "rate_limited" } else { word(error.class().unwrap_or(Class::Local)) };
+        Verdict::without_answer(outcome, in_one_line(&error))
+    }
+}
+
+async fn verdict<B, Req, E>(result: Result<Response<B>, RetryError<Req, E>>) -> Result<Verdict, Verdict>
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+    E: StdError + 'static,
+    RetryError<Req, E>: StdError + 'static,
+{
+    let response = result?;
+    let status = response.status();
+    let class = match response.extensions().get::<Stamp>() {
+        Some(stamp) => stamp.outcome.class,
+        None => Outcome::of_head(status, response.headers(), DEFAULT_CEILING).class,
+    };
+    Ok(match Limited::new(response.into_body(), LARGEST).collect().await {
+        Err(error) => Verdict::without_answer("transient", format!("the answer broke off: {error}")),
+        Ok(body) => {
+            let body = body.to_bytes();
+            let error = (class != Class::Ok).then(|| refusal(status, &body));
+            Verdict { outcome: word(class), body: Some(body), error }
+        }
+    })
+}
+
+/// An error and its sources.
+fn in_one_line(error: &(dyn StdError + 'static)) -> String {
+    let mut line = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let text = source.to_string();
+        // Many errors quote their source.
+        if !line.contains(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
+        next = source.source();
+    }
+    line
+}
+
+/// What a provider says when it refuses, in the form that both use.
+fn refusal(status: StatusCode, body: &[u8]) -> String {
+    #[derive(Deserialize)]
+    struct Said {
+        error: Details,
+    }
+    #[derive(Deserialize)]
+    struct Details {
+        #[serde(rename = "type")]
+        kind: Option<String>,
+        message: Option<String>,
+    }
+    let mut text = status.to_string();
+    if let Ok(Said { error: Details { kind, message } }) = serde_json::from_slice(body) {
+        for part in [kind, message].into_iter().flatten() {
+            text.push_str(": ");
+            text.push_str(&part);
+        }
+    }
+    text
+}

@@ -1,0 +1,566 @@
+//! How a limit moves: pure, no runtime, `now` passed in.
+//!
+//! Additive increase, multiplicative decrease, with what a quota asks for besides: the first call travels alone; a burst of
+//! refusals is one cut (each call carries the epoch it was admitted in); the limit grows only when it was reached; a hint
+//! holds the org; and after a hold one call goes first, then the window opens by doubling.
+
+use tokio::time::Instant;
+
+use super::settings::Settings;
+use crate::{
+    org::{Hold, HoldReason, LimitCell},
+    outcome::{Class, Outcome},
+};
+
+#[derive(Clone, Debug)]
+pub(crate) struct Law {
+    settings: Settings,
+    cap: usize,
+    /// What is allowed when fully open.
+    limit: f64,
+    /// What is allowed now: below `limit` only while reopening after a hold.
+    open: f64,
+    epoch: u64,
+    /// One call alone, until an answer of the current epoch has been read.
+    sounding: bool,
+    /// Doubling until the first cut.
+    slow_start: bool,
+    /// Whether `open` was reached in this window.
+    reached: bool,
+    /// Clean answers in this window.
+    clean: usize,
+    /// Whether any call of the current epoch was answered well: if none was, the whole window was refused.
+    served: bool,
+    /// Refusals without a hint in a row that a lone call got.
+    strikes: u32,
+    throttled: u64,
+    hold: Option<Hold>,
+    rng: fastrand::Rng,
+}
+
+impl Law {
+    pub(crate) fn new(settings: Settings, cap: usize, rng: fastrand::Rng) -> Self {
+        let mut law = Law {
+            cap: cap.max(1),
+            limit: 0.0,
+            open: 0.0,
+            epoch: 0,
+            sounding: true,
+            slow_start: true,
+            reached: false,
+            clean: 0,
+            served: false,
+            strikes: 0,
+            throttled: 0,
+            hold: None,
+            rng,
+            settings,
+        };
+        law.limit = law.within(law.cap as f64 * law.settings.start);
+        law.open = law.limit;
+        law
+    }
+
+    /// A limit within its bounds: a cap below the floor wins.
+    fn within(&self, limit: f64) -> f64 {
+        limit.max(self.settings.floor as f64).min(self.cap as f64)
+    }
+
+    pub(crate) fn limit(&self) -> f64 {
+        self.limit
+    }
+
+    #[cfg(test)]
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    pub(crate) fn hold(&self) -> Option<Hold> {
+        self.hold
+    }
+
+    pub(crate) fn cell(&self) -> LimitCell {
+        LimitCell { limit: self.limit, cap: self.cap, epoch: self.epoch, throttled: self.throttled }
+    }
+
+    /// How many may be in flight now.
+    pub(crate) fn slots(&self, now: Instant) -> usize {
+        if self.held_until(now).is_some() {
+            0
+        } else if self.sounding {
+            1
+        } else {
+            // At least 1 and at most the cap: the cast loses only the fraction.
+            self.open as usize
+        }
+    }
+
+    /// When the hold ends, if one is open.
+    pub(crate) fn held_until(&self, now: Instant) -> Option<Instant> {
+        self.hold.map(|hold| hold.until).filter(|until| *until > now)
+    }
+
+    /// A call was admitted; `in_flight` counts it. Gives the epoch that it carries.
+    pub(crate) fn admitted(&mut self, in_flight: usize, now: Instant) -> u64 {
+        if in_flight >= self.slots(now) {
+            self.reached = true;
+        }
+        self.epoch
+    }
+
+    /// An answer was read of a call admitted in `epoch`; `in_flight` still counts it. True if limit or hold moved.
+    pub(crate) fn answered(&mut self, epoch: u64, outcome: Outcome, in_flight: usize, now: Instant) -> bool {
+        let current = epoch == self.epoch;
+        match outcome.class {
+            Class::Throttled => {
+                self.throttled = self.throttled.saturating_add(1);
+                match outcome.not_before.filter(|at| *at > now) {
+                    Some(until) => self.refused_until(until, current, now),
+                    None if current => self.refused(in_flight, now),
+                    None => return false,
+                }
+                true
+            }
+            Class::Ok | Class::Rejected if current => self.served(true),
+            // The org looked at the request: the depth is sounded, though nothing is learnt about room.
+            Class::Terminal | Class::TooLarge if current => self.served(false),
+            _ => false,
+        }
+    }
+
+    fn served(&mut self, grow: bool) -> bool {
+        self.served = true;
+        self.strikes = 0;
+        if self.sounding {
+            self.sounding = false;
+            self.new_window();
+            return true;
+        }
+        if !grow {
+            return false;
+        }
+        self.clean += 1;
+        if self.clean < self.open as usize {
+            return false;
+        }
+        let reached = self.reached;
+        self.new_window();
+        if !reached {
+            return false;
+        }
+        if self.open < self.limit {
+            self.open = (self.open * 2.0).min(self.limit);
+        } else {
+            let grown = if self.slow_start { self.limit * 2.0 } else { self.limit + self.settings.step };
+            self.limit = self.within(grown);
+            self.open = self.limit;
+        }
+        true
+    }
+
+    /// Refused with a time: the org is held, and then one call goes first.
+    fn refused_until(&mut self, until: Instant, current: bool, now: Instant) {
+        let ceiling = now + self.settings.ceiling;
+        let reason = if until >= ceiling { HoldReason::Parked } else { HoldReason::Hint };
+        if current {
+            // A call that went alone says nothing about how many may go together.
+            if !self.sounding {
+                self.cut(self.limit * self.settings.cut);
+            }
+        }
+        // Whoever flies was admitted before this hold, so its answer must not end the sounding that follows.
+        if current || self.held_until(now).is_none() {
+            self.new_epoch();
+        }
+        let spread = self.settings.spread.mul_f64(self.rng.f64());
+        self.hold_until(until.min(ceiling) + spread, reason);
+    }
+
+    /// Refused without a time.
+    fn refused(&mut self, in_flight: usize, now: Instant) {
+        if self.sounding || !self.served || self.open < 2.0 {
+            // Even one call was too many: the limit is below one slot, so it becomes a pause that grows.
+            if !self.sounding {
+                self.cut(self.limit * self.settings.cut);
+            }
+            let pause = self.settings.backoff.saturating_mul(1 << self.strikes.min(16)).min(self.settings.backoff_max);
+            self.strikes = self.strikes.saturating_add(1);
+            self.new_epoch();
+            let pause = pause.mul_f64(1.0 + 0.25 * self.rng.f64());
+            self.hold_until(now + pause, HoldReason::Backoff);
+        } else {
+            self.cut(self.limit.min(in_flight as f64) * self.settings.bare_cut);
+            self.new_epoch();
+        }
+    }
+
+    fn cut(&mut self, to: f64) {
+        // Never upwards, whatever the floor says.
+        self.limit = self.within(to).min(self.limit);
+        self.open = self.open.min(self.limit);
+        self.slow_start = false;
+    }
+
+    fn new_epoch(&mut self) {
+        self.epoch += 1;
+        self.served = false;
+        self.new_window();
+    }
+
+    fn new_window(&mut self) {
+        self.clean = 0;
+        self.reached = false;
+    }
+
+    fn hold_until(&mut self, until: Instant, reason: HoldReason) {
+        self.sounding = true;
+        self.open = 1.0;
+        // The longest wins.
+        if self.hold.is_none_or(|hold| hold.until < until) {
+            self.hold = Some(Hold::new(until, reason));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use proptest::prelude::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn settings() -> Settings {
+        Settings::builder().spread(Duration::ZERO).build().unwrap()
+    }
+
+    fn law(cap: usize, start: f64) -> Law {
+        let settings = Settings::builder().spread(Duration::ZERO).start(start).build().unwrap();
+        Law::new(settings, cap, fastrand::Rng::with_seed(7))
+    }
+
+    /// A law whose depth has been sounded.
+    fn open(cap: usize, start: f64) -> (Law, Instant) {
+        let now = Instant::now();
+        let mut law = law(cap, start);
+        let epoch = law.admitted(1, now);
+        law.answered(epoch, ok(), 1, now);
+        (law, now)
+    }
+
+    fn ok() -> Outcome {
+        Outcome::of(Class::Ok)
+    }
+
+    fn bare() -> Outcome {
+        Outcome::of(Class::Throttled)
+    }
+
+    fn hinted(now: Instant, wait: Duration) -> Outcome {
+        bare().not_before(Some(now + wait))
+    }
+
+    /// One full window: as many in flight as allowed, all answered well.
+    fn full_window(law: &mut Law, now: Instant) {
+        let slots = law.slots(now);
+        let epochs: Vec<_> = (1..=slots).map(|n| law.admitted(n, now)).collect();
+        for epoch in epochs {
+            law.answered(epoch, ok(), slots, now);
+        }
+    }
+
+    #[test]
+    fn the_first_call_travels_alone_then_a_quarter_of_the_cap_is_open() {
+        let now = Instant::now();
+        let mut law = Law::new(settings(), 100, fastrand::Rng::with_seed(1));
+        assert_eq!(law.slots(now), 1);
+        let epoch = law.admitted(1, now);
+        law.answered(epoch, ok(), 1, now);
+        assert_eq!(law.slots(now), 25);
+    }
+
+    #[test]
+    fn a_lone_call_that_got_no_answer_leaves_the_depth_unsounded() {
+        let now = Instant::now();
+        for class in [Class::Transport, Class::Overloaded, Class::Unauthorised, Class::Local] {
+            let mut law = law(100, 0.25);
+            let epoch = law.admitted(1, now);
+            law.answered(epoch, Outcome::of(class), 1, now);
+            assert_eq!(law.slots(now), 1, "{class}");
+        }
+        for class in [Class::Rejected, Class::Terminal, Class::TooLarge] {
+            let mut law = law(100, 0.25);
+            let epoch = law.admitted(1, now);
+            law.answered(epoch, Outcome::of(class), 1, now);
+            assert_eq!(law.slots(now), 25, "{class}");
+        }
+    }
+
+    #[test]
+    fn it_doubles_per_full_window_until_the_first_cut_then_adds_one() {
+        let (mut law, now) = open(100, 0.1);
+        for expected in [20, 40, 80, 100, 100] {
+            full_window(&mut law, now);
+            assert_eq!(law.slots(now), expected);
+        }
+        let epoch = law.admitted(100, now);
+        law.answered(epoch, bare(), 100, now);
+        let cut = law.slots(now);
+        full_window(&mut law, now);
+        assert_eq!(law.slots(now), cut + 1);
+    }
+
+    #[test]
+    fn from_four_to_four_hundred_takes_seven_windows() {
+        let (mut law, now) = open(400, 0.01);
+        let windows = (1..20).find(|_| {
+            full_window(&mut law, now);
+            law.slots(now) == 400
+        });
+        assert_eq!(windows, Some(7));
+    }
+
+    #[test]
+    fn it_does_not_grow_while_it_is_not_reached() {
+        let (mut law, now) = open(100, 0.2);
+        for _ in 0..1_000 {
+            let epoch = law.admitted(2, now);
+            law.answered(epoch, ok(), 2, now);
+        }
+        assert_eq!(law.slots(now), 20);
+    }
+
+    #[test]
+    fn a_limit_of_one_that_is_used_grows() {
+        let (mut law, now) = open(100, 0.01);
+        full_window(&mut law, now);
+        assert_eq!(law.slots(now), 2);
+    }
+
+    #[test]
+    fn a_hundred_refusals_of_one_epoch_are_one_cut() {
+        let (mut law, now) = open(100, 1.0);
+        let epochs: Vec<_> = (1..=100).map(|n| law.admitted(n, now)).collect();
+        law.answered(epochs[0], ok(), 100, now);
+        for (i, epoch) in epochs.into_iter().enumerate() {
+            law.answered(epoch, hinted(now, SECOND), 100 - i, now);
+        }
+        assert_eq!(law.limit(), 50.0);
+        assert_eq!(law.epoch(), 1);
+    }
+
+    #[test]
+    fn a_bare_refusal_stays_near_the_point_of_refusal_and_holds_nothing() {
+        let (mut law, now) = open(100, 1.0);
+        full_window(&mut law, now);
+        let epoch = law.admitted(40, now);
+        law.answered(epoch, bare(), 40, now);
+        assert_eq!(law.limit(), 36.0);
+        assert_eq!(law.slots(now), 36);
+    }
+
+    #[test]
+    fn a_window_refused_as_a_whole_falls_back_to_one_call_and_a_pause() {
+        let (mut law, now) = open(100, 0.25);
+        let epoch = law.admitted(25, now);
+        law.answered(epoch, bare(), 25, now);
+        assert!(law.slots(now) > 1, "the epoch had been served");
+        let epoch = law.admitted(20, now);
+        law.answered(epoch, bare(), 20, now);
+        assert_eq!(law.slots(now), 0);
+        assert_eq!(law.slots(now + SECOND), 1);
+    }
+
+    #[test]
+    fn a_hold_ends_at_its_hint_and_one_call_goes_first_then_the_window_doubles() {
+        let (mut law, now) = open(100, 0.4);
+        let epoch = law.admitted(40, now);
+        law.answered(epoch, hinted(now, 30 * SECOND), 40, now);
+        let before = now + 30 * SECOND - Duration::from_millis(1);
+        assert_eq!(law.slots(before), 0);
+        let then = now + 30 * SECOND;
+        assert_eq!(law.slots(then), 1);
+        let mut seen = vec![];
+        let epoch = law.admitted(1, then);
+        law.answered(epoch, ok(), 1, then);
+        for _ in 0..6 {
+            seen.push(law.slots(then));
+            full_window(&mut law, then);
+        }
+        assert_eq!(seen, [1, 2, 4, 8, 16, 20], "spread up to the halved limit");
+    }
+
+    #[test]
+    fn only_an_answer_of_the_current_epoch_ends_the_sounding() {
+        let (mut law, now) = open(100, 0.4);
+        let old = law.admitted(40, now);
+        law.answered(old, hinted(now, SECOND), 40, now);
+        let then = now + 2 * SECOND;
+        law.answered(old, ok(), 39, then);
+        assert_eq!(law.slots(then), 1, "an answer from before the hold says nothing");
+        let epoch = law.admitted(1, then);
+        law.answered(epoch, ok(), 1, then);
+        full_window(&mut law, then);
+        assert_eq!(law.slots(then), 2);
+    }
+
+    #[test]
+    fn the_longest_hint_wins() {
+        let (mut law, now) = open(100, 0.4);
+        let epoch = law.admitted(40, now);
+        for wait in [5, 20, 1] {
+            law.answered(epoch, hinted(now, wait * SECOND), 40, now);
+        }
+        assert_eq!(law.held_until(now), Some(now + 20 * SECOND));
+    }
+
+    #[test]
+    fn a_hint_beyond_the_ceiling_parks_the_org_until_a_probe() {
+        let (mut law, now) = open(100, 0.4);
+        let epoch = law.admitted(40, now);
+        law.answered(epoch, hinted(now, Duration::from_secs(999_999)), 40, now);
+        let hold = law.hold().unwrap();
+        assert_eq!(hold.reason, HoldReason::Parked);
+        assert_eq!(hold.until, now + crate::outcome::DEFAULT_CEILING);
+        assert_eq!(law.slots(hold.until), 1);
+        let epoch = law.admitted(1, hold.until);
+        law.answered(epoch, ok(), 1, hold.until);
+        assert!(law.held_until(hold.until).is_none(), "one good answer reopens it long before the hint");
+    }
+
+    #[test]
+    fn a_hold_is_spread_later_never_earlier() {
+        let settings = Settings::builder().spread(SECOND).build().unwrap();
+        let mut ends = std::collections::BTreeSet::new();
+        for seed in 0..50 {
+            let now = Instant::now();
+            let mut law = Law::new(settings.clone(), 100, fastrand::Rng::with_seed(seed));
+            let epoch = law.admitted(1, now);
+            law.answered(epoch, hinted(now, 30 * SECOND), 1, now);
+            let wait = law.held_until(now).unwrap() - now;
+            assert!((30 * SECOND..=31 * SECOND).contains(&wait), "{wait:?}");
+            ends.insert(wait);
+        }
+        assert!(ends.len() > 45);
+    }
+
+    #[test]
+    fn a_lone_black_hole_gets_few_calls_with_growing_pauses() {
+        let start = Instant::now();
+        let (mut law, mut now, mut calls) = (law(100, 0.25), start, vec![]);
+        while now < start + 20 * SECOND {
+            match law.held_until(now) {
+                Some(until) => now = until,
+                None => {
+                    let epoch = law.admitted(1, now);
+                    calls.push(now - start);
+                    // `retry-after: 0` and a date in the past are no hint, so they look like this too.
+                    law.answered(epoch, bare(), 1, now);
+                }
+            }
+        }
+        assert!(calls.iter().filter(|at| **at < SECOND).count() <= 4, "{calls:?}");
+        for second in 1..20u32 {
+            let range = second * SECOND..(second + 1) * SECOND;
+            assert!(calls.iter().filter(|at| range.contains(at)).count() <= 1, "{calls:?}");
+        }
+    }
+
+    #[test]
+    fn a_good_answer_forgets_the_strikes() {
+        let now = Instant::now();
+        let mut law = law(100, 0.25);
+        let mut at = now;
+        for _ in 0..5 {
+            let epoch = law.admitted(1, at);
+            law.answered(epoch, bare(), 1, at);
+            at = law.held_until(at).unwrap();
+        }
+        let epoch = law.admitted(1, at);
+        law.answered(epoch, ok(), 1, at);
+        assert_eq!(law.strikes, 0);
+    }
+
+    #[test]
+    fn a_cut_never_raises_a_limit_and_a_cap_below_the_floor_wins() {
+        let now = Instant::now();
+        let settings = Settings::builder().floor(4).spread(Duration::ZERO).build().unwrap();
+        let mut law = Law::new(settings, 1, fastrand::Rng::with_seed(1));
+        let epoch = law.admitted(1, now);
+        law.answered(epoch, ok(), 1, now);
+        let epoch = law.admitted(1, now);
+        law.answered(epoch, hinted(now, SECOND), 1, now);
+        assert_eq!(law.limit(), 1.0);
+        assert_eq!(law.slots(now + SECOND), 1);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Event {
+        Admit,
+        Answer { call: usize, class: Class, hint_ms: Option<u64> },
+        Drop { call: usize },
+        Wait { ms: u64 },
+    }
+
+    fn event() -> impl Strategy<Value = Event> {
+        prop_oneof![
+            4 => Just(Event::Admit),
+            4 => (any::<usize>(), proptest::sample::select(&Class::ALL[..]), proptest::option::of(0..100_000u64))
+                .prop_map(|(call, class, hint_ms)| Event::Answer { call, class, hint_ms }),
+            1 => any::<usize>().prop_map(|call| Event::Drop { call }),
+            1 => (0..40_000u64).prop_map(|ms| Event::Wait { ms }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn the_limit_stays_in_bounds_cuts_are_fewer_than_epochs_and_something_can_always_move(
+            cap in 1..300usize,
+            floor in 1..10usize,
+            start in 0.001..1.0f64,
+            cut in 0.01..0.99f64,
+            events in proptest::collection::vec(event(), 1..400),
+        ) {
+            let settings = Settings::builder().floor(floor).start(start).cut(cut).build().unwrap();
+            let mut law = Law::new(settings, cap, fastrand::Rng::with_seed(3));
+            let mut now = Instant::now();
+            let mut flying: Vec<u64> = vec![];
+            let mut cuts = 0u64;
+            for event in events {
+                let limit_before = law.limit();
+                match event {
+                    Event::Admit => if flying.len() < law.slots(now) {
+                        let n = flying.len() + 1;
+                        flying.push(law.admitted(n, now));
+                    },
+                    Event::Answer { call, class, hint_ms } => if !flying.is_empty() {
+                        let in_flight = flying.len();
+                        let epoch = flying.swap_remove(call % in_flight);
+                        let at = hint_ms.map(|ms| now + Duration::from_millis(ms));
+                        law.answered(epoch, Outcome::of(class).not_before(at), in_flight, now);
+                        if law.limit() < limit_before {
+                            cuts += 1;
+                            prop_assert_eq!(class, Class::Throttled);
+                        }
+                    },
+                    Event::Drop { call } => if !flying.is_empty() {
+                        let n = flying.len();
+                        flying.swap_remove(call % n);
+                        prop_assert_eq!(law.limit(), limit_before);
+                    },
+                    Event::Wait { ms } => now += Duration::from_millis(ms),
+                }
+                prop_assert!(law.limit().is_finite());
+                prop_assert!(law.limit() >= 1.0 && law.limit() <= cap as f64);
+                prop_assert!(law.open <= law.limit && law.open >= 1.0);
+                prop_assert!(cuts <= law.epoch());
+                prop_assert!(law.slots(now) <= cap);
+                // Progress: free now, or at a known time, or when what flies comes back.
+                let opens = law.held_until(now).unwrap_or(now);
+                prop_assert!(opens <= now + Duration::from_secs(301));
+                prop_assert!(law.slots(opens) >= 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! A limit on concurrent calls that finds its own height: cut when the org refuses, grown while it is full and clean.
+//!
+//! **Where it stands:** directly around whatever makes one wire call, *inside* any retry (one permit is one attempt is one
+//! sample; a limiter around a retry would hold its slot through the backoff and see only the last answer), and above anything
+//! that paces: it readies the inner service first and takes its slot last.
+//!
+//! - An org's first call travels alone: it sounds the depth (a dead key, an org that refuses everything) for one call. Then
+//!   the limit starts at a quarter of the cap, doubles per full window until the first cut, and grows by one after it.
+//! - A 429 with a hint halves the limit, once per epoch however many come, and *holds* the org: it is not ready until the
+//!   hint has passed. Then one call goes first, and the window opens by doubling.
+//! - A 429 without a hint cuts to nine tenths of what was in flight. When even one call alone is refused, the limit becomes
+//!   a pause that doubles.
+//! - A slot is kept until the answer's body has ended ([`AtBodyEnd`]) or until its head is there ([`AtHead`]).
+//! - Waiters are served in order of arrival. One that is woken and not polled does not keep the slot from the others.
+//!
+//! **Readiness:** `Ready` is a reserved slot and counts as in flight. A cut or hold that comes between `poll_ready` and
+//! `call` does not take the reservation back: at most as many calls overshoot as reservations are out.
+//!
+//! **Cancel safety:** dropping the service, the future or the body gives the slot back; it counts as neither success nor
+//! overload.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use http::{Request, Response};
+//! use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+//! use tower_quota::{aimd::AimdLimitLayer, org::Org};
+//!
+//! let org = Org::new("research").cap(8);
+//! let mut client = ServiceBuilder::new().layer(AimdLimitLayer::new(&org)).service(service_fn(async |_: Request<String>| {
+//!     Response::builder().status(429).header("retry-after", "30").body(String::new())
+//! }));
+//!
+//! client.ready().await?.call(Request::new(String::new())).await?;
+//! assert!(org.is_held(), "the org is held for thirty seconds: `client` is not ready");
+//! # Ok(()) }
+//! ```
+
+mod future;
+mod law;
+mod layer;
+mod release;
+mod service;
+mod settings;
+mod slots;
+
+pub use self::{
+    future::AimdFuture,
+    layer::AimdLimitLayer,
+    release::{AtBodyEnd, AtHead, Held, Release},
+    service::AimdLimit,
+    settings::{Caps, Settings, SettingsBuilder},
+    slots::Permit,
+};

@@ -1,0 +1,96 @@
+//! When an answer gives its slot back: at its head, or at the end of its body.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use http::Response;
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+
+use super::Permit;
+use crate::outcome::Stamp;
+
+/// Decides how long an answer keeps its slot.
+pub trait Release<Res> {
+    /// What becomes of the answer.
+    type Response;
+
+    /// Takes the permit of an answer that has just been read. Dropping the permit gives the slot back.
+    fn attach(response: Res, permit: Permit) -> Self::Response;
+}
+
+/// The slot is free as soon as the answer's head is there. For answers that are not HTTP, and for downloads whose length
+/// should not count.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AtHead;
+
+impl<Res> Release<Res> for AtHead {
+    type Response = Res;
+
+    fn attach(response: Res, permit: Permit) -> Res {
+        drop(permit);
+        response
+    }
+}
+
+/// The slot is kept until the body has ended, failed, or is dropped; an answer that was gathered whole (its [`Stamp`] says
+/// so) or has no body gives it back at once, however long it is kept.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AtBodyEnd;
+
+impl<B: Body> Release<Response<B>> for AtBodyEnd {
+    type Response = Response<Held<B>>;
+
+    fn attach(response: Response<B>, permit: Permit) -> Self::Response {
+        let whole = response.extensions().get::<Stamp>().is_some_and(|stamp| stamp.whole);
+        let permit = if whole || response.body().is_end_stream() { None } else { Some(permit) };
+        response.map(|inner| Held { inner, permit })
+    }
+}
+
+pin_project! {
+    /// A body that keeps a slot until it has ended, failed, or is dropped.
+    #[derive(Debug)]
+    pub struct Held<B> {
+        #[pin]
+        inner: B,
+        permit: Option<Permit>,
+    }
+}
+
+impl<B> Held<B> {
+    /// The body inside. If the slot is still kept, it is given back now.
+    pub fn into_inner(self) -> B {
+        self.inner
+    }
+
+    /// The body inside.
+    pub fn get_ref(&self) -> &B {
+        &self.inner
+    }
+}
+
+impl<B: Body> Body for Held<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let mut this = self.project();
+        let frame = ready!(this.inner.as_mut().poll_frame(cx));
+        // HTTP clients stop polling once `is_end_stream` says so: the last frame is an end too.
+        if !matches!(frame, Some(Ok(_))) || this.inner.is_end_stream() {
+            *this.permit = None;
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}

@@ -1,0 +1,166 @@
+//! The future of a balanced call: it looks for an org, then waits for that org's answer.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use http::{Request, Response, StatusCode};
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+use super::{
+    fleet::{Bound, Fleet, Place},
+    table::Counted,
+};
+use crate::{
+    org::{Org, OutReason},
+    outcome::{BoxError, ByStatus, Class, Classify, Error, Outcome, Stamp},
+};
+
+pin_project! {
+    /// The future of a call through [`OrgBalance`](super::OrgBalance). Dropped, it leaves the line, or drops the call.
+    pub struct BalanceFuture<M, Req>
+    where
+        M: Service<Req>,
+        M: Clone,
+    {
+        #[pin]
+        state: State<M, Req, M::Future>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<M, Req, F>
+    where
+        M: Clone,
+    {
+        Unbound { search: Search<M, Req> },
+        Calling { #[pin] future: F, org: Org },
+        Done,
+    }
+}
+
+/// A call that has no org yet.
+struct Search<M: Clone, Req> {
+    fleet: Arc<Fleet<M>>,
+    place: Place<M>,
+    request: Option<Req>,
+    // Counted only until it is bound; a retried call is not.
+    _counted: Option<Counted>,
+}
+
+impl<M: Clone, Req> Drop for Search<M, Req> {
+    fn drop(&mut self) {
+        self.place.give_up(&self.fleet);
+    }
+}
+
+impl<M, Req> BalanceFuture<M, Req>
+where
+    M: Service<Req> + Clone,
+{
+    pub(super) fn new(fleet: Arc<Fleet<M>>, age: u64, request: Req, counted: Option<Counted>) -> Self {
+        let search = Search { fleet, place: Place::new(age), request: Some(request), _counted: counted };
+        BalanceFuture { state: State::Unbound { search } }
+    }
+}
+
+impl<M, B, RB> Future for BalanceFuture<M, Request<B>>
+where
+    M: Service<Request<B>, Response = Response<RB>> + Clone,
+    M::Error: Into<BoxError>,
+{
+    type Output = Result<Response<RB>, Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        loop {
+            match this.state.as_mut().project() {
+                StateProj::Unbound { search } => {
+                    let Search { fleet, place, request, .. } = search;
+                    let bound = ready!(fleet.poll_bind(cx, place, request));
+                    match bound {
+                        Bound::Called(future, org) => this.state.set(State::Calling { future, org }),
+                        Bound::Failed(error, org) => {
+                            this.state.set(State::Done);
+                            return Poll::Ready(Err(signed(error.into(), &org)));
+                        }
+                        Bound::NoneLeft(none_left) => {
+                            this.state.set(State::Done);
+                            return Poll::Ready(Err(Error::new(Outcome::of(Class::NoOrg), none_left)));
+                        }
+                    }
+                }
+                StateProj::Calling { future, org } => {
+                    let result = ready!(future.poll(cx));
+                    let org = org.clone();
+                    this.state.set(State::Done);
+                    return Poll::Ready(match result {
+                        Ok(mut response) => {
+                            sign(&mut response, org);
+                            Ok(response)
+                        }
+                        Err(error) => Err(signed(error.into(), &org)),
+                    });
+                }
+                StateProj::Done => panic!("polled after completion"),
+            }
+        }
+    }
+}
+
+/// Writes into the answer who served it, and draws from it what concerns the choice of orgs.
+fn sign<RB>(response: &mut Response<RB>, org: Org) {
+    let outcome = Classify::<_, Error>::classify(&ByStatus, Ok(response));
+    judge(&org, outcome, Some(response.status()));
+    let held_below = outcome.class != Class::Ok && org.is_held();
+    let extensions = response.extensions_mut();
+    match extensions.get_mut::<Stamp>() {
+        Some(stamp) => {
+            stamp.org = Some(org);
+            stamp.held_below = held_below;
+        }
+        None => {
+            let mut stamp = Stamp::new(outcome);
+            stamp.org = Some(org);
+            stamp.held_below = held_below;
+            extensions.insert(stamp);
+        }
+    }
+}
+
+fn signed(error: BoxError, org: &Org) -> Error {
+    let mut error = Error::from_box(error);
+    judge(org, error.outcome(), None);
+    let stamp = error.stamp_mut();
+    stamp.held_below = org.is_held();
+    stamp.org = Some(org.clone());
+    error
+}
+
+fn judge(org: &Org, outcome: Outcome, status: Option<StatusCode>) {
+    let implies = outcome.class.implies();
+    if implies.breaker {
+        org.add_penalty();
+    }
+    if implies.puts_out {
+        match outcome.class {
+            // A key may be refused for one model alone.
+            Class::Unauthorised if status == Some(StatusCode::FORBIDDEN) => org.put_family_out(OutReason::Unauthorised),
+            Class::Unauthorised => org.put_out(OutReason::Unauthorised),
+            _ => org.put_out(OutReason::OutOfQuota),
+        }
+    }
+}
+
+impl<M, Req> std::fmt::Debug for BalanceFuture<M, Req>
+where
+    M: Service<Req> + Clone,
+{
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BalanceFuture").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,62 @@
+//! The balancing layer.
+
+use std::{fmt, sync::Arc};
+
+use tower_layer::Layer;
+
+use super::{OrgBalance, table::Table};
+use crate::org::{BuildError, Org, Orgs};
+
+/// Calls made and not yet bound, by default, before the balancer is not ready: enough that a member that becomes ready
+/// always finds a request waiting, few enough that waiting costs no memory worth naming.
+const MAX_UNBOUND: usize = 1_024;
+
+/// Balances over orgs: given the orgs, and a function that wraps the inner service into one org's stack.
+#[derive(Clone)]
+pub struct OrgBalanceLayer<F> {
+    orgs: Orgs,
+    max_unbound: usize,
+    member: Arc<F>,
+}
+
+impl<F> OrgBalanceLayer<F> {
+    /// `member` is called once for each org and model family, when the family is first asked for, with the org's handle for
+    /// that family and a clone of the inner service.
+    #[must_use]
+    pub fn new(orgs: Orgs, member: F) -> Self {
+        OrgBalanceLayer { orgs, max_unbound: MAX_UNBOUND, member: Arc::new(member) }
+    }
+
+    /// How many calls may be made and not yet bound to an org before the service is not ready. Retried calls do not count.
+    /// Default 1,024.
+    ///
+    /// # Errors
+    /// If it is 0.
+    pub fn max_unbound(mut self, calls: usize) -> Result<Self, BuildError> {
+        if calls == 0 {
+            return Err(BuildError::new("max_unbound", "must be at least 1: nothing would ever be ready"));
+        }
+        self.max_unbound = calls;
+        Ok(self)
+    }
+}
+
+impl<S, M, F> Layer<S> for OrgBalanceLayer<F>
+where
+    S: Clone + Send + 'static,
+    F: Fn(&Org, S) -> M + Send + Sync + 'static,
+{
+    type Service = OrgBalance<M>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        let member = self.member.clone();
+        let make = Box::new(move |org: &Org| member(org, inner.clone()));
+        OrgBalance::new(Arc::new(Table::new(self.orgs.clone(), self.max_unbound, make)))
+    }
+}
+
+impl<F> fmt::Debug for OrgBalanceLayer<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OrgBalanceLayer").field("orgs", &self.orgs).finish_non_exhaustive()
+    }
+}

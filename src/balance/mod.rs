@@ -1,0 +1,55 @@
+//! Balances calls over organisations: each goes to an org that has a slot *now*.
+//!
+//! **Where it stands:** inside the retry (a retried call must be free to go elsewhere), around one stack per org: limiter,
+//! quota, judge, key. A [`Layer`](tower_layer::Layer) for any `S: Clone`; given the orgs and a function from an org and `S`
+//! to that org's stack, it makes one `Clone` service. It needs no `Buffer` and spawns nothing.
+//!
+//! - Members are org × model [`Family`](crate::org::Family), because quotas are. A request names its family by an extension;
+//!   each family has its own line, so that a held family blocks no other.
+//! - Among the members that are ready, two are drawn at random and the less loaded one takes the call (power of two
+//!   choices over [`Org::load`](crate::org::Org::load)).
+//! - A call is bound in the poll in which a member is ready: no request waits behind one org while a sibling is free, and no
+//!   member's slot is reserved for a request that is not there.
+//! - The line is ordered by age. A retried call keeps its place through its [`CallMemory`](crate::call::CallMemory) and does
+//!   not wait to be let in again.
+//! - The answer's [`Stamp`](crate::outcome::Stamp), or the [`Error`](crate::outcome::Error), says which org served.
+//! - An org whose key is refused is put out, and its calls go to its siblings. When none is left, every call fails at once
+//!   with [`NoOrgLeft`].
+//!
+//! **Readiness:** it reserves nothing. `Ready` means that fewer than `max_unbound` calls are made and not yet bound. It never
+//! fails.
+//!
+//! **Cancel safety:** a dropped call leaves the line and hands its turn on, or drops the call it was bound to.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use http::{Request, Response};
+//! use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+//! use tower_quota::{
+//!     aimd::AimdLimitLayer,
+//!     balance::OrgBalanceLayer,
+//!     org::{Org, Orgs},
+//!     outcome::Stamp,
+//! };
+//!
+//! let orgs = Orgs::new([Org::new("research"), Org::new("batch")])?;
+//! let mut client = ServiceBuilder::new()
+//!     .layer(OrgBalanceLayer::new(orgs, |org: &Org, client| AimdLimitLayer::new(org).layer(client)))
+//!     .service(service_fn(async |_: Request<String>| Ok::<_, std::io::Error>(Response::new(String::new()))));
+//!
+//! let answer = client.ready().await?.call(Request::new("hello".into())).await?;
+//! let served_by = answer.extensions().get::<Stamp>().and_then(|stamp| stamp.org.clone()).ok_or("no stamp")?;
+//! assert!(["research", "batch"].contains(&served_by.name()));
+//! # Ok(()) }
+//! ```
+
+mod fleet;
+mod future;
+mod layer;
+mod member;
+mod pick;
+mod queue;
+mod service;
+mod table;
+
+pub use self::{fleet::NoOrgLeft, future::BalanceFuture, layer::OrgBalanceLayer, service::OrgBalance};

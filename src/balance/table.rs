@@ -1,0 +1,149 @@
+//! What all clones of a balancer share: the fleets by family, made when first asked for, and the count of unbound calls.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{
+            AtomicU64, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
+    },
+    task::{Context, Poll},
+};
+
+use super::{fleet::Fleet, queue::Queue};
+use crate::{
+    line::Ticket,
+    org::{Family, Org, Orgs},
+};
+
+/// More families than this share [`Family::default`]: a list of models is short, and a mistake must not eat memory.
+const FAMILIES_MAX: usize = 64;
+
+pub(crate) struct Table<M> {
+    orgs: Orgs,
+    fleets: Mutex<Fleets<M>>,
+    ages: AtomicU64,
+    pub(crate) unbound: Arc<Unbound>,
+}
+
+struct Fleets<M> {
+    by_family: BTreeMap<Family, Arc<Fleet<M>>>,
+    make: Box<dyn FnMut(&Org) -> M + Send>,
+}
+
+impl<M> Table<M> {
+    pub(crate) fn new(orgs: Orgs, max_unbound: usize, make: Box<dyn FnMut(&Org) -> M + Send>) -> Self {
+        Table {
+            orgs,
+            fleets: Mutex::new(Fleets { by_family: BTreeMap::new(), make }),
+            ages: AtomicU64::new(0),
+            unbound: Arc::new(Unbound { max: max_unbound, calls: AtomicUsize::new(0), queue: Queue::default() }),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Fleets<M>> {
+        // A panic of the user's `make` leaves the map as it was.
+        self.fleets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn fleet(&self, family: &Family) -> Arc<Fleet<M>> {
+        let mut fleets = self.lock();
+        if let Some(fleet) = fleets.by_family.get(family) {
+            return fleet.clone();
+        }
+        let shared = Family::default();
+        let family = if fleets.by_family.len() < FAMILIES_MAX { family } else { &shared };
+        if let Some(fleet) = fleets.by_family.get(family) {
+            return fleet.clone();
+        }
+        let members: Vec<_> = self
+            .orgs
+            .iter()
+            .map(|org| {
+                let org = org.family(family);
+                let member = (fleets.make)(&org);
+                (org, member)
+            })
+            .collect();
+        let fleet = Arc::new(Fleet::new(members));
+        fleets.by_family.insert(family.clone(), fleet.clone());
+        fleet
+    }
+
+    /// The next age: lower is older.
+    pub(crate) fn age(&self) -> u64 {
+        self.ages.fetch_add(1, Relaxed)
+    }
+}
+
+/// Calls made and not yet bound to an org, and those who wait until there are fewer.
+pub(crate) struct Unbound {
+    max: usize,
+    calls: AtomicUsize,
+    queue: Queue,
+}
+
+impl Unbound {
+    pub(crate) fn poll_ready(self: &Arc<Self>, cx: &mut Context<'_>, place: &mut GatePlace) -> Poll<()> {
+        if self.has_room() {
+            place.leave();
+            return Poll::Ready(());
+        }
+        if place.ticket.is_none() {
+            place.unbound = Some(self.clone());
+        }
+        self.queue.wait(&mut place.ticket, 0, cx.waker());
+        // Once more, now that whoever makes room would see us.
+        if self.has_room() {
+            place.leave();
+            return Poll::Ready(());
+        }
+        Poll::Pending
+    }
+
+    fn has_room(&self) -> bool {
+        self.calls.load(SeqCst) < self.max
+    }
+
+    pub(crate) fn count(self: &Arc<Self>) -> Counted {
+        self.calls.fetch_add(1, SeqCst);
+        Counted(self.clone())
+    }
+}
+
+/// One unbound call. Dropped when it is bound, or given up.
+pub(crate) struct Counted(Arc<Unbound>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.calls.fetch_sub(1, SeqCst);
+        self.0.queue.call(1);
+    }
+}
+
+/// A place among those who wait to call.
+#[derive(Default)]
+pub(crate) struct GatePlace {
+    unbound: Option<Arc<Unbound>>,
+    ticket: Option<Ticket>,
+}
+
+impl GatePlace {
+    fn leave(&mut self) {
+        if let (Some(unbound), Some(ticket)) = (self.unbound.take(), self.ticket.take()) {
+            let (was_called, _) = unbound.queue.leave(ticket);
+            // Nothing is reserved by being ready, so whoever leaves passes the call on while there is room.
+            if was_called && unbound.has_room() {
+                unbound.queue.call(0);
+            }
+        }
+    }
+}
+
+impl Drop for GatePlace {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}

@@ -1,0 +1,156 @@
+//! The body of a judged answer.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+
+use crate::outcome::BoxError;
+
+/// The body of a judged answer: gathered whole, or a stream.
+///
+/// A body that proved larger than the ceiling while it was gathered is a stream too: first the parts read so far, then the
+/// rest as it comes. Dropping it drops what is left of the inner body.
+pub struct Answer<B> {
+    body: State<B>,
+}
+
+enum State<B> {
+    Whole { bytes: Option<Bytes>, trailers: Option<HeaderMap> },
+    Stream { read: VecDeque<Bytes>, rest: B },
+}
+
+impl<B> Answer<B> {
+    pub(super) fn whole(bytes: Bytes, trailers: Option<HeaderMap>) -> Self {
+        Answer { body: State::Whole { bytes: Some(bytes), trailers } }
+    }
+
+    pub(super) fn stream(read: VecDeque<Bytes>, rest: B) -> Self {
+        Answer { body: State::Stream { read, rest } }
+    }
+
+    /// The gathered body; `None` if this is a stream, or if the body was polled out already.
+    #[must_use]
+    pub fn bytes(&self) -> Option<&Bytes> {
+        match &self.body {
+            State::Whole { bytes, .. } => bytes.as_ref(),
+            State::Stream { .. } => None,
+        }
+    }
+
+    /// Takes the gathered body, without its trailers.
+    ///
+    /// # Errors
+    /// Gives the answer back, untouched, where [`bytes`](Self::bytes) is `None`.
+    #[expect(clippy::result_large_err, reason = "it gives the answer back, as it is")]
+    pub fn into_bytes(mut self) -> Result<Bytes, Self> {
+        match &mut self.body {
+            State::Whole { bytes, .. } => bytes.take().ok_or(self),
+            State::Stream { .. } => Err(self),
+        }
+    }
+}
+
+impl<B> Body for Answer<B>
+where
+    B: Body + Unpin,
+    B::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match &mut self.body {
+            State::Whole { bytes, trailers } => {
+                let data = bytes.take().filter(|bytes| !bytes.is_empty()).map(Frame::data);
+                Poll::Ready(data.or_else(|| trailers.take().map(Frame::trailers)).map(Ok))
+            }
+            State::Stream { read, rest } => match read.pop_front() {
+                Some(data) => Poll::Ready(Some(Ok(Frame::data(data)))),
+                None => poll_bytes(rest, cx),
+            },
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.body {
+            State::Whole { bytes, trailers } => bytes.as_ref().is_none_or(Bytes::is_empty) && trailers.is_none(),
+            State::Stream { read, rest } => read.is_empty() && rest.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.body {
+            State::Whole { bytes, .. } => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            State::Stream { read, rest } => {
+                let read = read.iter().map(|part| part.len() as u64).sum::<u64>();
+                let rest = rest.size_hint();
+                let mut hint = SizeHint::new();
+                hint.set_lower(rest.lower().saturating_add(read));
+                if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(read)) {
+                    hint.set_upper(upper);
+                }
+                hint
+            }
+        }
+    }
+}
+
+/// The next frame, its data as `Bytes` (without a copy where they are `Bytes` already).
+pub(super) fn poll_bytes<B>(body: &mut B, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>>
+where
+    B: Body + Unpin,
+    B::Error: Into<BoxError>,
+{
+    let frame = ready!(Pin::new(body).poll_frame(cx));
+    Poll::Ready(frame.map(|frame| match frame {
+        Ok(frame) => Ok(frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))),
+        Err(error) => Err(error.into()),
+    }))
+}
+
+/// What was read of a body so far.
+///
+/// The first part is kept as it came, since most bodies have no other. From the second on all are copied together, so that a
+/// body in many small parts takes no more memory than one in a few large ones.
+#[derive(Default)]
+pub(super) struct Read {
+    first: Bytes,
+    all: BytesMut,
+}
+
+impl Read {
+    pub(super) fn len(&self) -> usize {
+        self.first.len() + self.all.len()
+    }
+
+    pub(super) fn push(&mut self, part: Bytes) {
+        if self.len() == 0 {
+            self.first = part;
+            return;
+        }
+        self.all.extend_from_slice(&std::mem::take(&mut self.first));
+        self.all.extend_from_slice(&part);
+    }
+
+    pub(super) fn join(self) -> Bytes {
+        if self.all.is_empty() { self.first } else { self.all.freeze() }
+    }
+}
+
+impl<B> fmt::Debug for Answer<B> {
+    /// Says how much there is, never what.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.body {
+            State::Whole { bytes: Some(bytes), .. } => write!(f, "Answer(whole, {} bytes)", bytes.len()),
+            State::Whole { bytes: None, .. } => f.write_str("Answer(whole, taken)"),
+            State::Stream { .. } => f.write_str("Answer(stream)"),
+        }
+    }
+}

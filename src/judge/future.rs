@@ -1,0 +1,241 @@
+//! One exchange: the head, then the body as far as it is gathered, under one deadline.
+
+use std::{
+    error::Error as StdError,
+    fmt,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response, header::CONTENT_LENGTH, response};
+use http_body::Body;
+use pin_project_lite::pin_project;
+use tokio::time::{Instant, Sleep};
+
+use super::{
+    Answer,
+    body::{Read, poll_bytes},
+    layer::Rules,
+    read,
+};
+use crate::{
+    hint,
+    outcome::{BoxError, Class, Error, Outcome, Stamp},
+};
+
+/// How much of a refusal's text is searched for a hint, in bytes: it stands in a sentence or two, and a search through megabytes
+/// would keep the whole thread busy.
+const HINT_TEXT: usize = 64 << 10;
+
+/// The attempt took longer than the judge's timeout: the source of an [`Error`] of
+/// [`Class::Transport`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Elapsed {
+    after: Duration,
+}
+
+impl Elapsed {
+    /// The timeout that passed.
+    #[must_use]
+    pub fn after(&self) -> Duration {
+        self.after
+    }
+}
+
+impl fmt::Display for Elapsed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no whole answer within {:?}", self.after)
+    }
+}
+
+impl StdError for Elapsed {}
+
+pin_project! {
+    /// The future of [`JudgeService`](super::JudgeService). Dropping it drops the exchange, and nothing else is held; once it
+    /// has given its answer it holds nothing either.
+    ///
+    /// # Panics
+    /// If polled again after it has given its answer.
+    pub struct JudgeFuture<F, RB> {
+        // First the answer's head is awaited, then its body is gathered: at most one of the two is there.
+        #[pin]
+        head: Option<F>,
+        gathering: Option<Gathering<RB>>,
+        #[pin]
+        deadline: Option<Sleep>,
+        rules: Rules,
+    }
+}
+
+impl<F, RB> JudgeFuture<F, RB> {
+    /// The clock starts before `call` does.
+    pub(super) fn new(rules: Rules, call: impl FnOnce() -> F) -> Self {
+        let deadline = rules.timeout.map(tokio::time::sleep);
+        JudgeFuture { head: Some(call()), gathering: None, deadline, rules }
+    }
+}
+
+impl<F, RB, E> Future for JudgeFuture<F, RB>
+where
+    F: Future<Output = Result<Response<RB>, E>>,
+    E: Into<BoxError>,
+    RB: Body + Unpin,
+    RB::Error: Into<BoxError>,
+{
+    type Output = Result<Response<Answer<RB>>, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let result = match self.as_mut().poll_exchange(cx) {
+            Poll::Ready(result) => result,
+            Poll::Pending => {
+                let mut this = self.as_mut().project();
+                let Some(deadline) = this.deadline.as_mut().as_pin_mut() else { return Poll::Pending };
+                // Outside the coop budget, which a busy body may have used up: the time would never come.
+                ready!(Pin::new(&mut tokio::task::unconstrained(deadline)).poll(cx));
+                this.head.set(None);
+                let elapsed = Elapsed { after: this.rules.timeout.unwrap_or_default() };
+                match this.gathering.take() {
+                    Some(gathering) => gathering.broken(this.rules, elapsed.into()),
+                    None => Err(Error::new(Outcome::of(Class::Transport), elapsed)),
+                }
+            }
+        };
+        self.project().deadline.set(None);
+        Poll::Ready(result)
+    }
+}
+
+impl<F, RB, E> JudgeFuture<F, RB>
+where
+    F: Future<Output = Result<Response<RB>, E>>,
+    E: Into<BoxError>,
+    RB: Body + Unpin,
+    RB::Error: Into<BoxError>,
+{
+    fn poll_exchange(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Response<Answer<RB>>, Error>> {
+        let mut this = self.project();
+        if let Some(head) = this.head.as_mut().as_pin_mut() {
+            let head = ready!(head.poll(cx));
+            this.head.set(None);
+            match head {
+                Ok(response) => *this.gathering = Some(Gathering::new(response, this.rules)),
+                Err(error) => return Poll::Ready(Err(read::fault(error.into()))),
+            }
+        }
+        let mut gathering = this.gathering.take().expect("not polled again after it has given its answer");
+        match gathering.poll(cx, this.rules) {
+            Poll::Ready(Ok(End::Whole)) => Poll::Ready(Ok(gathering.whole(this.rules))),
+            Poll::Ready(Ok(End::HandOn)) => Poll::Ready(Ok(gathering.hand_on())),
+            Poll::Ready(Err(error)) => Poll::Ready(gathering.broken(this.rules, error)),
+            Poll::Pending => {
+                *this.gathering = Some(gathering);
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// An answer whose body is read to its end, if that comes before the ceiling.
+struct Gathering<B> {
+    head: response::Parts,
+    arrived: Instant,
+    outcome: Outcome,
+    wanted: bool,
+    body: B,
+    read: Read,
+    trailers: Option<HeaderMap>,
+    /// The part that would not go under the ceiling.
+    beyond: Option<Bytes>,
+}
+
+enum End {
+    /// There is no more.
+    Whole,
+    /// The rest is not to be gathered.
+    HandOn,
+}
+
+impl<B> Gathering<B>
+where
+    B: Body + Unpin,
+    B::Error: Into<BoxError>,
+{
+    fn new(response: Response<B>, rules: &Rules) -> Self {
+        let (head, body) = response.into_parts();
+        let arrived = Instant::now();
+        let outcome = Outcome::of_head(head.status, &head.headers, rules.hint_ceiling);
+        let announced = read::content_length(&head.headers).unwrap_or(0).max(body.size_hint().lower());
+        // What ends at once is whole, whatever it announces: the answer to a HEAD gives the length of another one's body.
+        let wanted = rules.gathers(head.status) && (announced <= rules.ceiling || body.is_end_stream());
+        Gathering { head, arrived, outcome, wanted, body, read: Read::default(), trailers: None, beyond: None }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>, rules: &Rules) -> Poll<Result<End, BoxError>> {
+        if !self.wanted {
+            return Poll::Ready(Ok(End::HandOn));
+        }
+        while !self.body.is_end_stream() {
+            let Some(frame) = ready!(poll_bytes(&mut self.body, cx)) else { break };
+            match frame?.into_data() {
+                Ok(data) if (self.read.len() + data.len()) as u64 > rules.ceiling => {
+                    self.beyond = Some(data);
+                    return Poll::Ready(Ok(End::HandOn));
+                }
+                Ok(data) => self.read.push(data),
+                Err(other) => self.trailers = other.into_trailers().ok().or(self.trailers.take()),
+            }
+        }
+        Poll::Ready(Ok(End::Whole))
+    }
+
+    /// The rest was lost with `error`: that is no answer, unless the head has said already that it is a refusal.
+    fn broken(mut self, rules: &Rules, error: BoxError) -> Result<Response<Answer<B>>, Error> {
+        if self.outcome.class == Class::Ok {
+            return Err(Error::new(Outcome::of(Class::Transport), error));
+        }
+        self.trailers = None;
+        set_content_length(&mut self.head.headers, self.read.len());
+        Ok(self.whole(rules))
+    }
+
+    fn whole(self, rules: &Rules) -> Response<Answer<B>> {
+        let Gathering { mut head, arrived, mut outcome, read, trailers, .. } = self;
+        let mut body = read.join();
+        if outcome.class == Class::Throttled {
+            let header = outcome.not_before.map(|at| at.saturating_duration_since(arrived));
+            let text =
+                hint::from_text(&String::from_utf8_lossy(&body[..body.len().min(HINT_TEXT)]), rules.hint_ceiling);
+            outcome = outcome.not_before(hint::combine(header, text).map(|wait| arrived + wait));
+        }
+        let mut stamp = Stamp::new(outcome);
+        stamp.whole = true;
+        if head.status.is_success() {
+            stamp.usage = read::usage(&head.headers, &body);
+        } else if let Some(key) = &rules.scrub {
+            if let Some(clean) = read::scrub(&body, key.reveal().as_bytes()) {
+                set_content_length(&mut head.headers, clean.len());
+                body = clean;
+            }
+        }
+        stamped(head, stamp, Answer::whole(body, trailers))
+    }
+
+    fn hand_on(self) -> Response<Answer<B>> {
+        let read = [self.read.join()].into_iter().filter(|read| !read.is_empty()).chain(self.beyond);
+        stamped(self.head, Stamp::new(self.outcome), Answer::stream(read.collect(), self.body))
+    }
+}
+
+fn stamped<B>(mut head: response::Parts, stamp: Stamp, body: Answer<B>) -> Response<Answer<B>> {
+    head.extensions.insert(stamp);
+    Response::from_parts(head, body)
+}
+
+/// Corrects a length that was announced, where one was.
+fn set_content_length(headers: &mut HeaderMap, length: usize) {
+    if let Some(announced) = headers.get_mut(CONTENT_LENGTH) {
+        *announced = HeaderValue::from(length);
+    }
+}

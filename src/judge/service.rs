@@ -1,0 +1,51 @@
+//! The service.
+
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
+use http_body::Body;
+use tower_service::Service;
+
+use super::{Answer, JudgeFuture, layer::Rules, read};
+use crate::outcome::{BoxError, Error};
+
+/// Judges every answer of the service it wraps. Made by [`JudgeLayer`](super::JudgeLayer).
+///
+/// Readiness is the inner service's own, and a clone is a clone of the inner service: no reservation is kept here. The inner
+/// body must be `Unpin`, since one that proves too large is moved into the answer; box one that is not.
+#[derive(Clone, Debug)]
+pub struct JudgeService<S> {
+    inner: S,
+    rules: Rules,
+}
+
+impl<S> JudgeService<S> {
+    pub(super) fn new(inner: S, rules: Rules) -> Self {
+        JudgeService { inner, rules }
+    }
+
+    /// The service that is wrapped.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+}
+
+impl<S, B, RB> Service<Request<B>> for JudgeService<S>
+where
+    S: Service<Request<B>, Response = Response<RB>>,
+    S::Error: Into<BoxError>,
+    RB: Body + Unpin,
+    RB::Error: Into<BoxError>,
+{
+    type Response = Response<Answer<RB>>;
+    type Error = Error;
+    type Future = JudgeFuture<S::Future, RB>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.inner.poll_ready(cx).map_err(|error| read::fault(error.into()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        JudgeFuture::new(self.rules.clone(), || self.inner.call(request))
+    }
+}

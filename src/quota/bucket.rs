@@ -1,0 +1,281 @@
+//! One resource of a quota: how much is left, how fast it comes back, and when the next call may go. Pure.
+//!
+//! A bucket is known only through answers. What one says about what remains was true when its call arrived, so every call
+//! sent after it, or too close before it to tell, is counted as not yet counted there.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Below this part of the capacity calls are paced. 15 % was enough in a simulation with one copy of us.
+const MARK: f64 = 0.15;
+/// The same while somebody else spends too: with two copies on one key, 30 % brought refusals from 12 % to 0.6 %.
+const SHARED_MARK: f64 = 0.30;
+/// ... and at least so many calls' worth, or the whole bucket where that is less.
+const MARK_CALLS: f64 = 6.0;
+/// ... and, while we are alone, at most so much of the refill: half the mark is never spent, and what a large bucket keeps
+/// unspent would be idle quota.
+const MARK_SPAN: Duration = Duration::from_millis(300);
+/// A net refill below this part of the announced one means that somebody else spends too.
+const SHARED_BELOW: f64 = 0.9;
+/// The refill is observed over at least so long, and over so many calls' worth: less is noise.
+const OBSERVED_SPAN: Duration = Duration::from_secs(1);
+const OBSERVED_CALLS: f64 = 60.0;
+/// A pace may catch up so much lateness: timers ring up to a millisecond late, and tasks later still.
+const SLACK: Duration = Duration::from_millis(4);
+
+#[derive(Clone, Debug)]
+pub(crate) struct Bucket {
+    /// Announced refill per second; `None` until an answer has said so: then nothing is limited.
+    announced: Option<f64>,
+    /// Observed refill per second, never above the announced one.
+    refill: f64,
+    /// Somebody else spends too.
+    shared: bool,
+    /// The largest level seen; providers do not announce it.
+    capacity: f64,
+    /// What is left, all that was reserved or sent already taken off. Below zero while a call waits that does not fit.
+    level: f64,
+    /// The moment for which `level` holds.
+    at: Instant,
+    /// Reserved, not sent yet.
+    pending: f64,
+    /// The pace: no call before.
+    next: Instant,
+    /// When the call was sent whose answer `level` rests on.
+    reference: Option<Instant>,
+    window: Option<Window>,
+}
+
+/// Where an observation of the refill began.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    sent: Instant,
+    remaining: f64,
+    spent: f64,
+}
+
+/// What an answer says of one bucket, and what its reader knows of the calls around it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Said {
+    /// The announced limit per minute.
+    pub(crate) per_minute: Option<f64>,
+    /// What remained when the call arrived.
+    pub(crate) remaining: Option<f64>,
+    /// When the call was sent.
+    pub(crate) sent: Instant,
+    /// What the call itself cost; 0 if it was refused.
+    pub(crate) own: f64,
+    /// The cost of all calls that this answer says nothing certain about.
+    pub(crate) uncounted: f64,
+    /// All that was ever sent and not refused, up to and including this call.
+    pub(crate) spent: f64,
+}
+
+impl Bucket {
+    pub(crate) fn new(now: Instant) -> Self {
+        Bucket {
+            announced: None,
+            refill: 0.0,
+            shared: false,
+            capacity: 0.0,
+            level: 0.0,
+            at: now,
+            pending: 0.0,
+            next: now,
+            reference: None,
+            window: None,
+        }
+    }
+
+    fn known(&self) -> bool {
+        self.announced.is_some() && self.reference.is_some()
+    }
+
+    /// Brings the level up to `now`.
+    fn refresh(&mut self, now: Instant) {
+        let dt = now.saturating_duration_since(self.at);
+        if !dt.is_zero() {
+            self.level = self.level_at(now);
+            self.at = now;
+        }
+    }
+
+    fn level_at(&self, now: Instant) -> f64 {
+        let dt = now.saturating_duration_since(self.at).as_secs_f64();
+        (self.level + self.refill * dt).min(self.capacity - self.pending)
+    }
+
+    fn mark(&self) -> f64 {
+        let part = if self.shared {
+            SHARED_MARK * self.capacity
+        } else {
+            (MARK * self.capacity).min(self.refill * MARK_SPAN.as_secs_f64())
+        };
+        part.max(MARK_CALLS.min(self.capacity)).max(f64::MIN_POSITIVE)
+    }
+
+    /// The least fraction left, 1 where nothing is known.
+    pub(crate) fn headroom(&self, now: Instant) -> f64 {
+        if self.known() && self.capacity > 0.0 { (self.level_at(now) / self.capacity).clamp(0.0, 1.0) } else { 1.0 }
+    }
+
+    /// When a call of this cost fits and its turn has come; at or before `now` if it may go. Far away if never.
+    pub(crate) fn opens_at(&self, cost: f64, now: Instant) -> Instant {
+        if !self.known() || cost <= 0.0 {
+            return now;
+        }
+        // One that is larger than the bucket goes when the bucket is full.
+        self.fits_at(cost.min(self.capacity - self.pending), now).max(self.next)
+    }
+
+    fn fits_at(&self, need: f64, now: Instant) -> Instant {
+        let missing = need - self.level_at(now);
+        if missing <= 0.0 {
+            return now;
+        }
+        // A millisecond is the timer's grain, so a rounding error of the level is never worth another turn.
+        let wait = missing / self.refill.max(f64::MIN_POSITIVE) + 1e-6;
+        now + Duration::try_from_secs_f64(wait).unwrap_or(FAR).min(FAR)
+    }
+
+    /// Takes `cost` off, to be sent soon.
+    pub(crate) fn reserve(&mut self, cost: f64, now: Instant) {
+        self.refresh(now);
+        self.pace(cost, now);
+        self.level -= cost;
+        self.pending += cost;
+    }
+
+    /// What was reserved turns out to cost something else.
+    pub(crate) fn true_up(&mut self, reserved: f64, cost: f64, now: Instant) {
+        self.refresh(now);
+        self.pace(cost - reserved, now);
+        self.level -= cost - reserved;
+        self.pending += cost - reserved;
+    }
+
+    /// Gives back what was reserved and never sent.
+    pub(crate) fn give_back(&mut self, cost: f64, now: Instant) {
+        self.refresh(now);
+        self.level += cost;
+        self.pending -= cost;
+    }
+
+    /// When a call may be sent whose cost has been taken off already: when it is covered, or the bucket is as full as it gets.
+    pub(crate) fn covered_at(&self, cost: f64, now: Instant) -> Instant {
+        if !self.known() {
+            return now;
+        }
+        self.fits_at(f64::min(0.0, self.capacity - self.pending.max(cost)), now)
+    }
+
+    /// What was reserved is sent.
+    pub(crate) fn sent(&mut self, cost: f64) {
+        self.pending -= cost;
+    }
+
+    /// The provider refused the call, so it did not count it.
+    pub(crate) fn refund(&mut self, cost: f64, now: Instant) {
+        self.refresh(now);
+        self.level = (self.level + cost).min(self.capacity - self.pending);
+    }
+
+    fn pace(&mut self, cost: f64, now: Instant) {
+        if !self.known() {
+            return;
+        }
+        let mark = self.mark();
+        if !self.shared && self.level >= mark {
+            // A burst is spent, not saved.
+            self.next = self.next.min(now);
+            return;
+        }
+        let rate = 2.0 * self.refill * (self.level / mark).clamp(0.05, 1.0);
+        if rate <= 0.0 {
+            return;
+        }
+        let from = self.next.max(now.checked_sub(SLACK).unwrap_or(now));
+        let gap = Duration::try_from_secs_f64((cost / rate).max(0.0)).unwrap_or(FAR).min(FAR);
+        self.next = from + gap;
+    }
+
+    /// Learns from an answer.
+    pub(crate) fn learn(&mut self, said: Said, guard: Duration, now: Instant) {
+        if let Some(per_minute) = said.per_minute.filter(|limit| *limit > 0.0) {
+            self.announce(per_minute / 60.0, now);
+        }
+        let Some(remaining) = said.remaining else { return };
+        if self.announced.is_none() {
+            return;
+        }
+        let capacity = self.capacity.max(remaining + said.own);
+        self.capacity = capacity;
+        // Answers overtake one another: the one whose call was sent last knows best.
+        if self.reference.is_some_and(|reference| reference > said.sent) {
+            return;
+        }
+        self.reference = Some(said.sent);
+        self.observe(remaining, &said);
+        // It came back since the call arrived, which was no earlier than it was sent.
+        let since = now.saturating_duration_since(said.sent + guard).as_secs_f64();
+        self.level = (remaining + self.refill * since - said.uncounted).min(capacity) - self.pending;
+        self.at = now;
+        // The pace is set by what is left: one that was set too slow, knowing less, is set anew.
+        let mark = self.mark();
+        if !self.shared && self.level >= mark {
+            self.next = self.next.min(now);
+        }
+    }
+
+    fn announce(&mut self, rate: f64, now: Instant) {
+        if self.announced == Some(rate) {
+            return;
+        }
+        if let Some(old) = self.announced {
+            // A quota that changes changes its burst with it, until we see otherwise.
+            self.refresh(now);
+            self.capacity *= rate / old;
+            self.level = self.level.min(self.capacity - self.pending);
+        }
+        self.announced = Some(rate);
+        self.refill = rate;
+        self.shared = false;
+        self.window = None;
+        self.next = self.next.min(now);
+    }
+
+    /// Watches what comes back against what we spend.
+    fn observe(&mut self, remaining: f64, said: &Said) {
+        let Some(announced) = self.announced else { return };
+        if remaining >= 0.9 * self.capacity {
+            // Nearly full: what overflows is not seen, and nobody spends much.
+            self.refill = announced;
+            self.shared = false;
+            self.window = None;
+            return;
+        }
+        let begin = Window { sent: said.sent, remaining, spent: said.spent };
+        let Some(window) = self.window else {
+            self.window = Some(begin);
+            return;
+        };
+        let span = said.sent.saturating_duration_since(window.sent);
+        if span < OBSERVED_SPAN || span.as_secs_f64() * announced < OBSERVED_CALLS {
+            return;
+        }
+        let came_back = (remaining - window.remaining + said.spent - window.spent) / span.as_secs_f64();
+        let seen = came_back.clamp(0.1 * announced, announced);
+        self.refill = (self.refill + seen) / 2.0;
+        self.shared = self.refill < SHARED_BELOW * announced;
+        self.window = Some(begin);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn state(&self) -> (f64, f64, f64, bool) {
+        (self.capacity, self.level, self.refill, self.shared)
+    }
+}
+
+/// Further away than any quota's window; keeps instants in range.
+const FAR: Duration = Duration::from_secs(86_400);

@@ -1,0 +1,270 @@
+//! The law of one org's quota: a bucket a resource, and a ledger of calls whose answers are still to be believed. Pure.
+
+use std::{collections::VecDeque, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    bucket::{Bucket, Said},
+    cost::Cost,
+    dialect::{Readings, Resource},
+};
+use crate::{gate::Admission, org::Org, outcome::Usage};
+
+/// One figure for each resource, in the order of [`Resource::ALL`].
+pub(crate) type PerResource = [f64; Resource::ALL.len()];
+
+/// How much of what was learnt of a call's usual cost is replaced by the next answer's.
+const LEARN: f64 = 0.2;
+
+pub(crate) struct Quota {
+    org: Org,
+    buckets: [Bucket; Resource::ALL.len()],
+    /// Calls in the order they were sent, from `first` on.
+    ledger: VecDeque<Entry>,
+    first: u64,
+    /// No call before this one is open.
+    first_open: u64,
+    spent: PerResource,
+    usual: Usual,
+    guard: Duration,
+}
+
+struct Entry {
+    sent: Instant,
+    /// Its answer has been read, or will not be.
+    closed: bool,
+    cost: PerResource,
+    /// All sent up to and including this call.
+    spent: PerResource,
+}
+
+/// What calls have used lately.
+#[derive(Clone, Copy, Debug, Default)]
+struct Usual {
+    input: f64,
+    output: f64,
+}
+
+impl Quota {
+    pub(crate) fn new(org: Org, guard: Duration, now: Instant) -> Self {
+        Quota {
+            org,
+            buckets: std::array::from_fn(|_| Bucket::new(now)),
+            ledger: VecDeque::new(),
+            first: 0,
+            first_open: 0,
+            spent: PerResource::default(),
+            usual: Usual::default(),
+            guard,
+        }
+    }
+
+    fn price(&self, cost: Cost) -> PerResource {
+        let input = cost.input_tokens.unwrap_or(self.usual.input);
+        let output = cost.output_tokens.unwrap_or(self.usual.output);
+        let mut price = PerResource::default();
+        price[Resource::Requests.index()] = 1.0;
+        price[Resource::InputTokens.index()] = input;
+        price[Resource::OutputTokens.index()] = output;
+        price[Resource::Tokens.index()] = input + output;
+        price
+    }
+
+    fn each(&mut self, costs: &PerResource, mut act: impl FnMut(&mut Bucket, f64)) {
+        for (bucket, cost) in self.buckets.iter_mut().zip(costs) {
+            act(bucket, *cost);
+        }
+    }
+
+    /// The reservation becomes a call of this cost. Sent at once if it is covered; else it stays taken off, and the time is
+    /// told when it will be covered.
+    pub(crate) fn call(
+        &mut self,
+        reserved: &PerResource,
+        cost: Cost,
+        now: Instant,
+    ) -> (PerResource, Result<u64, Instant>) {
+        let price = self.price(cost);
+        for ((bucket, reserved), cost) in self.buckets.iter_mut().zip(reserved).zip(&price) {
+            bucket.true_up(*reserved, *cost, now);
+        }
+        (price, self.send(price, now))
+    }
+
+    /// Sends a call whose cost has been taken off, if it is covered; or tells when.
+    pub(crate) fn send(&mut self, cost: PerResource, now: Instant) -> Result<u64, Instant> {
+        let at = self.buckets.iter().zip(&cost).map(|(bucket, cost)| bucket.covered_at(*cost, now)).max();
+        match at.filter(|at| *at > now) {
+            Some(at) => Err(at),
+            None => Ok(self.sent(cost, now)),
+        }
+    }
+
+    pub(crate) fn give_back(&mut self, cost: &PerResource, now: Instant) {
+        self.each(cost, |bucket, cost| bucket.give_back(cost, now));
+    }
+
+    /// Writes a call down as sent now.
+    fn sent(&mut self, cost: PerResource, now: Instant) -> u64 {
+        self.each(&cost, Bucket::sent);
+        for (spent, cost) in self.spent.iter_mut().zip(&cost) {
+            *spent += cost;
+        }
+        self.ledger.push_back(Entry { sent: now, closed: false, cost, spent: self.spent });
+        self.first + self.ledger.len() as u64 - 1
+    }
+
+    fn position(&self, call: u64) -> Option<usize> {
+        usize::try_from(call.checked_sub(self.first)?).ok().filter(|i| *i < self.ledger.len())
+    }
+
+    /// An answer was read. `refused`: the provider did not count the call.
+    pub(crate) fn answered(
+        &mut self,
+        call: u64,
+        readings: &Readings,
+        refused: bool,
+        usage: Option<Usage>,
+        now: Instant,
+    ) {
+        if let Some(usage) = usage {
+            self.learn_usual(usage);
+        }
+        let Some(position) = self.position(call) else { return };
+        if refused {
+            self.refund(position, now);
+        }
+        if readings.is_empty() {
+            self.close(call);
+            return;
+        }
+        let (sent, own, spent) = {
+            let entry = &self.ledger[position];
+            (entry.sent, entry.cost, entry.spent)
+        };
+        // Arrivals over many connections are permuted: what was sent just before may have come in after.
+        let sure = sent.checked_sub(self.guard).unwrap_or(sent);
+        let from = self.ledger.partition_point(|entry| entry.sent <= sure);
+        let mut uncounted = PerResource::default();
+        for (i, entry) in self.ledger.range(from..).enumerate() {
+            if from + i != position {
+                for (sum, cost) in uncounted.iter_mut().zip(&entry.cost) {
+                    *sum += cost;
+                }
+            }
+        }
+        for resource in Resource::ALL {
+            let Some(reading) = readings.get(resource) else { continue };
+            let i = resource.index();
+            let remaining = reading.remaining.map(|remaining| match resource {
+                Resource::Requests => remaining,
+                // Token figures come rounded to thousands; half of one may not be there.
+                _ if remaining % 1000.0 == 0.0 => (remaining - 500.0).max(0.0),
+                _ => remaining,
+            });
+            self.buckets[i].learn(
+                Said {
+                    per_minute: reading.limit,
+                    remaining,
+                    sent,
+                    own: own[i],
+                    uncounted: uncounted[i],
+                    spent: spent[i],
+                },
+                self.guard,
+                now,
+            );
+        }
+        // Whatever was sent clearly before this call is counted in what its answer says.
+        self.forget(from);
+        self.close(call);
+        let headroom = self.buckets.iter().map(|bucket| bucket.headroom(now)).fold(1.0, f64::min);
+        self.org.write_headroom(headroom);
+    }
+
+    fn refund(&mut self, position: usize, now: Instant) {
+        let cost = std::mem::take(&mut self.ledger[position].cost);
+        self.each(&cost, |bucket, cost| bucket.refund(cost, now));
+        for (spent, cost) in self.spent.iter_mut().zip(&cost) {
+            *spent -= cost;
+        }
+        for entry in self.ledger.range_mut(position..) {
+            for (spent, cost) in entry.spent.iter_mut().zip(&cost) {
+                *spent -= cost;
+            }
+        }
+    }
+
+    /// No answer of this call will be read any more. It is kept while one that was sent at about the same time may still be.
+    pub(crate) fn close(&mut self, call: u64) {
+        if let Some(position) = self.position(call) {
+            self.ledger[position].closed = true;
+        }
+        while self.position(self.first_open).is_some_and(|open| self.ledger[open].closed) {
+            self.first_open += 1;
+        }
+        // What is before the first open call was sent before any answer yet to be read; what is long before it, is counted.
+        let Some(open) = self.position(self.first_open) else { return };
+        let sure = self.ledger[open].sent.checked_sub(self.guard).unwrap_or(self.ledger[open].sent);
+        let settled = self.ledger.range(..open).take_while(|entry| entry.sent < sure).count();
+        self.forget(settled);
+    }
+
+    /// Drops the first `n` calls of the ledger. Their answers may still come; they are older than what is known.
+    fn forget(&mut self, n: usize) {
+        self.ledger.drain(..n);
+        self.first += n as u64;
+        self.first_open = self.first_open.max(self.first);
+    }
+
+    /// The provider's own id for the org.
+    pub(crate) fn identify(&self, id: &str) {
+        self.org.write_organisation(id);
+    }
+
+    fn learn_usual(&mut self, usage: Usage) {
+        for (usual, used) in
+            [(&mut self.usual.input, usage.input_tokens as f64), (&mut self.usual.output, usage.output_tokens as f64)]
+        {
+            *usual = if *usual == 0.0 { used } else { *usual + LEARN * (used - *usual) };
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn bucket(&self, resource: Resource) -> &Bucket {
+        &self.buckets[resource.index()]
+    }
+
+    #[cfg(test)]
+    pub(crate) fn ledger_len(&self) -> usize {
+        self.ledger.len()
+    }
+}
+
+impl Admission for Quota {
+    /// What was reserved: the usual cost, since the request is not known yet.
+    type Grant = PerResource;
+
+    fn admit(&mut self, now: Instant) -> Option<PerResource> {
+        let usual = self.price(Cost::default());
+        if self.buckets.iter().zip(&usual).any(|(bucket, cost)| bucket.opens_at(*cost, now) > now) {
+            return None;
+        }
+        self.each(&usual, |bucket, cost| bucket.reserve(cost, now));
+        Some(usual)
+    }
+
+    fn free(&self, now: Instant) -> usize {
+        // One at a time: what the next may do depends on this one.
+        usize::from(self.opens_at(now).is_none())
+    }
+
+    fn opens_at(&self, now: Instant) -> Option<Instant> {
+        let usual = self.price(Cost::default());
+        let at = self.buckets.iter().zip(&usual).map(|(bucket, cost)| bucket.opens_at(*cost, now)).max()?;
+        (at > now).then_some(at)
+    }
+
+    fn waiting(&mut self, _waiters: usize) {}
+}

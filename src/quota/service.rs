@@ -1,0 +1,139 @@
+//! The metering service.
+
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use http::{Request, Response};
+use tokio::time::Instant;
+use tower_service::Service;
+
+use super::{
+    ByBytes, Cost, Estimate, QuotaFuture,
+    future::Sent,
+    ledger::{PerResource, Quota},
+};
+use crate::gate::{Gate, Place};
+
+pub(crate) type QuotaGate = Gate<Quota>;
+
+/// Paces calls to an org by what its answers say remains. See [the module](super).
+pub struct QuotaHeader<S, E = ByBytes> {
+    inner: S,
+    gate: Arc<QuotaGate>,
+    place: Place<Quota>,
+    reserved: Option<Reserved>,
+    estimate: E,
+}
+
+/// What was taken off for a call that has not been sent. Dropped, it is given back.
+pub(super) struct Reserved {
+    gate: Option<Arc<QuotaGate>>,
+    cost: PerResource,
+}
+
+impl Reserved {
+    /// Sends the call if its cost is covered; else gives itself back, and when to ask again.
+    pub(super) fn send(mut self) -> Result<Sent, (Self, Instant)> {
+        let gate = self.gate.take().expect("taken only by sending, which consumes it");
+        match gate.update(|quota, now| quota.send(self.cost, now)) {
+            Ok(call) => Ok(Sent::new(gate, call)),
+            Err(at) => {
+                self.gate = Some(gate);
+                Err((self, at))
+            }
+        }
+    }
+
+    /// The same for a call whose cost has only now become known.
+    fn call(mut self, cost: Cost) -> Result<Sent, (Self, Instant)> {
+        let gate = self.gate.take().expect("taken only by sending, which consumes it");
+        let (cost, sent) = gate.update(|quota, now| quota.call(&self.cost, cost, now));
+        match sent {
+            Ok(call) => Ok(Sent::new(gate, call)),
+            Err(at) => {
+                self.cost = cost;
+                self.gate = Some(gate);
+                Err((self, at))
+            }
+        }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if let Some(gate) = self.gate.take() {
+            gate.update(|quota, now| quota.give_back(&self.cost, now));
+        }
+    }
+}
+
+impl<S, E> QuotaHeader<S, E> {
+    pub(super) fn new(inner: S, gate: Arc<QuotaGate>, estimate: E) -> Self {
+        QuotaHeader { inner, gate, place: Place::new(), reserved: None, estimate }
+    }
+
+    /// The service inside.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// The service inside.
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// The service inside; what was reserved is given back.
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+}
+
+impl<S, B, RB, E> Service<Request<B>> for QuotaHeader<S, E>
+where
+    S: Service<Request<B>, Response = Response<RB>> + Clone,
+    E: Estimate<Request<B>>,
+{
+    type Response = Response<RB>;
+    type Error = S::Error;
+    type Future = QuotaFuture<S, Request<B>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        ready!(self.inner.poll_ready(cx))?;
+        if self.reserved.is_none() {
+            let cost = ready!(self.gate.poll_pass(cx, &mut self.place));
+            self.reserved = Some(Reserved { gate: Some(self.gate.clone()), cost });
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let reserved = self.reserved.take().expect("`poll_ready` must say that the call is paced before `call`");
+        match reserved.call(self.estimate.cost(&request)) {
+            Ok(sent) => QuotaFuture::calling(self.inner.call(request), sent),
+            Err((reserved, at)) => {
+                let clone = self.inner.clone();
+                let readied = std::mem::replace(&mut self.inner, clone);
+                QuotaFuture::waiting(readied, request, reserved, tokio::time::sleep_until(at))
+            }
+        }
+    }
+}
+
+impl<S: Clone, E: Clone> Clone for QuotaHeader<S, E> {
+    /// The clone shares what is known of the quota and starts without a reservation.
+    fn clone(&self) -> Self {
+        QuotaHeader::new(self.inner.clone(), self.gate.clone(), self.estimate.clone())
+    }
+}
+
+impl<S: fmt::Debug, E> fmt::Debug for QuotaHeader<S, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QuotaHeader")
+            .field("inner", &self.inner)
+            .field("reserved", &self.reserved.is_some())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,495 @@
+//! The provider as a tower `Service`, in tokio's time.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::hash::{DefaultHasher, Hasher};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::header::CONTENT_LENGTH;
+use http::{HeaderMap, Request, Response, StatusCode, request};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt as _;
+use http_body_util::combinators::Collect;
+use pin_project_lite::pin_project;
+use tokio::time::{Instant, Sleep};
+use tower_service::Service;
+
+use super::model::{Ask, Config, ConfigError, Ending, Flaw, OrgModel, Verdict, View};
+use super::truth::Truth;
+use super::wire::{self, Asked, Failure, Head, Success};
+
+/// A simulated provider. Clones are the same provider.
+///
+/// Its time starts at the first arrival, or when [`start`](Self::start) is called before that.
+#[derive(Clone)]
+pub struct Sim {
+    state: Arc<State>,
+}
+
+struct State {
+    config: Config,
+    orgs: Vec<(http::HeaderValue, Mutex<OrgModel>)>,
+    by_key: HashMap<Vec<u8>, usize>,
+    start: OnceLock<(Instant, SystemTime)>,
+    unknown_key: AtomicU64,
+    not_found: AtomicU64,
+}
+
+impl fmt::Debug for Sim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sim").field("config", &self.state.config).finish_non_exhaustive()
+    }
+}
+
+impl Sim {
+    /// A fresh provider with full buckets.
+    ///
+    /// # Errors
+    ///
+    /// See [`Config::validate`].
+    pub fn new(config: Config) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let mut orgs = Vec::with_capacity(config.orgs.len());
+        let mut by_key = HashMap::with_capacity(config.orgs.len());
+        for (i, org) in config.orgs.iter().enumerate() {
+            let id = http::HeaderValue::from_str(org.id()).expect("validated above");
+            orgs.push((id, Mutex::new(OrgModel::new(&config, i))));
+            by_key.insert(org.key.expose().as_bytes().to_vec(), i);
+        }
+        Ok(Sim {
+            state: Arc::new(State {
+                config,
+                orgs,
+                by_key,
+                start: OnceLock::new(),
+                unknown_key: AtomicU64::new(0),
+                not_found: AtomicU64::new(0),
+            }),
+        })
+    }
+
+    /// What it was made from.
+    pub fn config(&self) -> &Config {
+        &self.state.config
+    }
+
+    /// Starts its time now, unless it has started.
+    pub fn start(&self) {
+        self.state.start();
+    }
+
+    /// Its time; zero before the start.
+    pub fn elapsed(&self) -> Duration {
+        self.state.start.get().map_or(Duration::ZERO, |(start, _)| start.elapsed())
+    }
+
+    /// The provider as a service. It answers any path and method: one that ends in `/embeddings` with embeddings, all
+    /// else with a message.
+    pub fn service(&self) -> SimService {
+        SimService { sim: self.clone() }
+    }
+
+    /// What has happened up to now.
+    pub fn truth(&self) -> Truth {
+        let mut answers = HashMap::new();
+        let orgs = (0..self.state.orgs.len()).map(|i| self.state.org(i).ledger.report(&mut answers)).collect();
+        let answered_more = answers.values().filter(|&&n| n > 1).count() as u64;
+        Truth {
+            orgs,
+            unknown_key: self.state.unknown_key.load(Ordering::Relaxed),
+            not_found: self.state.not_found.load(Ordering::Relaxed),
+            answered_once: answers.len() as u64 - answered_more,
+            answered_more,
+        }
+    }
+
+    /// The answer to a request whose path or method is not the provider's.
+    pub(super) fn misdirected(&self, headers: &HeaderMap, failure: Failure<'_>) -> Response<SimBody> {
+        let (_, wall) = self.state.start();
+        let place = wire::key(self.state.config.dialect, headers).and_then(|key| self.state.by_key.get(key));
+        let number = self.state.not_found.fetch_add(1, Ordering::Relaxed) + 1;
+        self.state.failure(place.copied(), number, [None; 3], wall, failure, None)
+    }
+}
+
+impl State {
+    /// The time since the start, and the wall clock.
+    fn start(&self) -> (Duration, SystemTime) {
+        let (start, wall) = self.start.get_or_init(|| {
+            let wall = match self.config.wall_start_s {
+                Some(s) => SystemTime::UNIX_EPOCH + Duration::from_secs(s),
+                None => SystemTime::now(),
+            };
+            (Instant::now(), wall)
+        });
+        let elapsed = start.elapsed();
+        (elapsed, *wall + elapsed)
+    }
+
+    fn org(&self, place: usize) -> MutexGuard<'_, OrgModel> {
+        // A panic in between can at worst leave a count off; the others' test should still end in its own words.
+        self.orgs[place].1.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn head(&self, place: Option<usize>, number: u64, views: [Option<View>; 3], wall: SystemTime) -> Head<'_> {
+        let Config { dialect, headers, round_tokens, .. } = self.config;
+        let org = place.map(|p| (&self.orgs[p].0, p));
+        Head { dialect, headers, round_tokens, wall, org, number, views }
+    }
+
+    fn failure(
+        &self,
+        place: Option<usize>,
+        number: u64,
+        views: [Option<View>; 3],
+        wall: SystemTime,
+        failure: Failure<'_>,
+        flight: Option<Flight>,
+    ) -> Response<SimBody> {
+        let headers = self.head(place, number, views, wall).write(Success::CONTENT);
+        let body = SimBody { kind: Kind::Whole(failure.body(self.config.dialect)), flight };
+        respond(failure.status, headers, body)
+    }
+
+    /// Decides about a request that has arrived whole.
+    fn decide(self: &Arc<Self>, head: &request::Parts, body: &[u8]) -> Decision {
+        let dialect = self.config.dialect;
+        let embeddings = head.uri.path().ends_with("/embeddings");
+        let asked = Asked::read(body);
+        let ask = Ask { body_bytes: body.len(), max_tokens: asked.max_tokens(), puts_out: !embeddings };
+        let place = wire::key(dialect, &head.headers).and_then(|key| self.by_key.get(key)).copied();
+        let Some(place) = place else {
+            let (_, wall) = self.start();
+            let number = self.unknown_key.fetch_add(1, Ordering::Relaxed) + 1;
+            let response = self.failure(None, number, [None; 3], wall, Failure::unauthorised(), None);
+            return Decision::Now(Ok(response));
+        };
+        let (wall, arrival) = {
+            let mut org = self.org(place);
+            // Read under the lock, so that an org's arrivals are in order.
+            let (now, wall) = self.start();
+            (wall, org.arrive(now, ask))
+        };
+        let arrived = Instant::now();
+        let (number, views) = (arrival.number, arrival.views);
+        let flight = |ending| {
+            let (state, admitted) = (self.clone(), arrival.admitted);
+            Some(Flight { state, place, admitted, ending, sent: false })
+        };
+        let fail = |failure| {
+            let response = self.failure(Some(place), number, views, wall, failure, flight(Ending::Counted));
+            Decision::Now(Ok(response))
+        };
+        match arrival.verdict {
+            Verdict::Unauthorised => fail(Failure::unauthorised()),
+            Verdict::Overloaded { status } => fail(Failure::overloaded(status)),
+            Verdict::ServerError => fail(Failure::internal()),
+            Verdict::Refused { wait, form, what } => {
+                let flight = flight(Ending::Counted);
+                let mut response = self.failure(Some(place), number, views, wall, Failure::refused(what), flight);
+                wire::write_wait(response.headers_mut(), form, wait, wall);
+                Decision::Now(Ok(response))
+            }
+            Verdict::Reset => {
+                drop(flight(Ending::Counted));
+                Decision::Now(Err(SimError::Reset))
+            }
+            Verdict::Hang => Decision::Never(flight(Ending::Abandoned)),
+            Verdict::Answer { latency, input_tokens, output_tokens, cut, flaw } => {
+                let item = item_id(head, body);
+                let success = Success {
+                    dialect,
+                    embeddings,
+                    model: &asked.model,
+                    body,
+                    item,
+                    number,
+                    input_tokens,
+                    output_tokens,
+                    cut,
+                    empty: flaw == Some(Flaw::Empty),
+                };
+                let flight = flight(match flaw {
+                    None => Ending::Ok { id: item },
+                    Some(Flaw::Empty) => Ending::Empty,
+                    Some(Flaw::Truncated) => Ending::Truncated,
+                });
+                let head = self.head(Some(place), number, views, wall);
+                let end = arrived + latency;
+                let cut_short = flaw == Some(Flaw::Truncated);
+                if asked.stream && !embeddings {
+                    let events = success.events();
+                    let steps = events.len() as u32;
+                    let times = (1..=steps).map(|i| arrived + latency * i / steps);
+                    let mut parts: Vec<(Instant, Bytes)> = times.zip(events).collect();
+                    if cut_short {
+                        parts.truncate(parts.len() / 2);
+                    }
+                    let first = parts.first().map_or(end, |p| p.0);
+                    let kind = Kind::Parts { parts: parts.into_iter(), length: None, cut: cut_short, timer: None };
+                    let headers = head.write(Success::EVENTS);
+                    return Decision::At(first, respond(StatusCode::OK, headers, SimBody { kind, flight }));
+                }
+                let text = success.json();
+                let headers = head.write(Success::CONTENT);
+                let kind = match cut_short {
+                    false => Kind::Whole(text),
+                    true => {
+                        let half = vec![(end, text.slice(..text.len() / 2))].into_iter();
+                        Kind::Parts { parts: half, length: Some(text.len() as u64), cut: true, timer: None }
+                    }
+                };
+                Decision::At(end, respond(StatusCode::OK, headers, SimBody { kind, flight }))
+            }
+        }
+    }
+}
+
+fn respond(status: StatusCode, mut headers: HeaderMap, body: SimBody) -> Response<SimBody> {
+    if let Some(length) = body.size_hint().exact() {
+        headers.insert(CONTENT_LENGTH, length.into());
+    }
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    response
+}
+
+/// The header `x-item-id`, or else the body, as 64 bits.
+fn item_id(head: &request::Parts, body: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    match head.headers.get("x-item-id") {
+        Some(id) => hasher.write(id.as_bytes()),
+        None => hasher.write(body),
+    }
+    hasher.finish()
+}
+
+enum Decision {
+    Now(Result<Response<SimBody>, SimError>),
+    At(Instant, Response<SimBody>),
+    /// The flight lasts until the caller gives up.
+    Never(Option<Flight>),
+}
+
+/// One request at the provider, from its arrival until its answer is sent or dropped.
+struct Flight {
+    state: Arc<State>,
+    place: usize,
+    admitted: bool,
+    /// How it ends if it is answered completely.
+    ending: Ending,
+    sent: bool,
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        let ending = match self.ending {
+            Ending::Counted => Ending::Counted,
+            ending if self.sent => ending,
+            _ => Ending::Abandoned,
+        };
+        let mut org = self.state.org(self.place);
+        let (now, _) = self.state.start();
+        org.leave(now, self.admitted, ending);
+    }
+}
+
+/// The provider as a service, in tokio's time: a paused clock drives it.
+///
+/// Always ready. It takes requests with any body, reads it whole, and only then does the request arrive.
+#[derive(Clone, Debug)]
+pub struct SimService {
+    sim: Sim,
+}
+
+impl<B: Body> Service<Request<B>> for SimService {
+    type Response = Response<SimBody>;
+    type Error = SimError;
+    type Future = SimFuture<B>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), SimError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> SimFuture<B> {
+        let (head, body) = request.into_parts();
+        SimFuture { state: self.sim.state.clone(), head, stage: Stage::Reading { body: body.collect() } }
+    }
+}
+
+pin_project! {
+    /// The answer of a [`SimService`]. Dropped early, the call counts as abandoned.
+    pub struct SimFuture<B: Body> {
+        state: Arc<State>,
+        head: request::Parts,
+        #[pin]
+        stage: Stage<B>,
+    }
+}
+
+pin_project! {
+    #[project = StageProjection]
+    enum Stage<B: Body> {
+        Reading { #[pin] body: Collect<B> },
+        Waiting { #[pin] sleep: Sleep, response: Option<Response<SimBody>> },
+        Hanging { flight: Option<Flight> },
+    }
+}
+
+impl<B: Body> fmt::Debug for SimFuture<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimFuture").finish_non_exhaustive()
+    }
+}
+
+impl<B: Body> Future for SimFuture<B> {
+    type Output = Result<Response<SimBody>, SimError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        loop {
+            let next = match this.stage.as_mut().project() {
+                StageProjection::Reading { body } => {
+                    let Ok(body) = ready!(body.poll(cx)) else {
+                        return Poll::Ready(Err(SimError::RequestBody));
+                    };
+                    match this.state.decide(this.head, &body.to_bytes()) {
+                        Decision::Now(answer) => return Poll::Ready(answer),
+                        Decision::Never(flight) => Stage::Hanging { flight },
+                        Decision::At(at, response) => {
+                            if at <= Instant::now() {
+                                return Poll::Ready(Ok(response));
+                            }
+                            Stage::Waiting { sleep: tokio::time::sleep_until(at), response: Some(response) }
+                        }
+                    }
+                }
+                StageProjection::Waiting { sleep, response } => {
+                    ready!(sleep.poll(cx));
+                    return Poll::Ready(Ok(response.take().expect("polled after it had answered")));
+                }
+                StageProjection::Hanging { .. } => return Poll::Pending,
+            };
+            this.stage.set(next);
+        }
+    }
+}
+
+/// The body of an answer.
+pub struct SimBody {
+    kind: Kind,
+    flight: Option<Flight>,
+}
+
+enum Kind {
+    Whole(Bytes),
+    Parts {
+        parts: std::vec::IntoIter<(Instant, Bytes)>,
+        length: Option<u64>,
+        /// Ends with an error.
+        cut: bool,
+        timer: Option<Pin<Box<Sleep>>>,
+    },
+    Done,
+}
+
+/// Lets what was sent before the cut leave before the connection breaks.
+const BEFORE_CUT: Duration = Duration::from_millis(5);
+
+impl SimBody {
+    fn done(&mut self) {
+        self.kind = Kind::Done;
+        if let Some(flight) = &mut self.flight {
+            flight.sent = true;
+        }
+        self.flight = None;
+    }
+}
+
+impl fmt::Debug for SimBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimBody").finish_non_exhaustive()
+    }
+}
+
+impl Body for SimBody {
+    type Data = Bytes;
+    type Error = SimError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, SimError>>> {
+        let this = &mut *self;
+        match &mut this.kind {
+            Kind::Done => Poll::Ready(None),
+            Kind::Whole(bytes) => {
+                let bytes = std::mem::take(bytes);
+                this.done();
+                Poll::Ready(Some(Ok(Frame::data(bytes))))
+            }
+            Kind::Parts { parts, cut, timer, .. } => {
+                let due = match parts.as_slice().first() {
+                    Some((at, _)) => *at,
+                    None => timer.as_ref().map_or_else(Instant::now, |t| t.deadline()),
+                };
+                let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due)));
+                ready!(timer.as_mut().poll(cx));
+                match parts.next() {
+                    Some((_, bytes)) => {
+                        match parts.as_slice().first() {
+                            Some((at, _)) => timer.as_mut().reset(*at),
+                            None if *cut => timer.as_mut().reset(Instant::now() + BEFORE_CUT),
+                            None => this.done(),
+                        }
+                        Poll::Ready(Some(Ok(Frame::data(bytes))))
+                    }
+                    None => {
+                        this.done();
+                        Poll::Ready(Some(Err(SimError::Truncated)))
+                    }
+                }
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self.kind, Kind::Done)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Kind::Done => SizeHint::with_exact(0),
+            Kind::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Kind::Parts { length, .. } => length.map_or_else(SizeHint::default, SizeHint::with_exact),
+        }
+    }
+}
+
+/// A call that got no (whole) answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SimError {
+    /// The connection was dropped without an answer.
+    Reset,
+    /// The answer's body broke off.
+    Truncated,
+    /// The caller's own body failed; the request never arrived.
+    RequestBody,
+}
+
+impl fmt::Display for SimError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SimError::Reset => "connection reset",
+            SimError::Truncated => "the answer broke off",
+            SimError::RequestBody => "the request body failed",
+        })
+    }
+}
+
+impl std::error::Error for SimError {}

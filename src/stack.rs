@@ -1,0 +1,156 @@
+//! The ready-made composition: the layers in their order, with good defaults, around any HTTP client.
+//!
+//! ```text
+//! retry          two purses: errors, and 429s apart
+//!   org balance  the less loaded of two ready orgs; one line a model family
+//!     per org and model family:
+//!     aimd limit     slots
+//!     quota header   pace
+//!     judge          reads the answer once, says what it means
+//!     org auth       the org's key and base URL
+//!       your client
+//! ```
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use http::Response; use http_body_util::Full; use bytes::Bytes;
+//! # let client = tower::service_fn(async |_: http::Request<Full<Bytes>>| Ok::<_, std::io::Error>(Response::new(Full::new(Bytes::from("hi")))));
+//! use http::Request;
+//! use tower::{Service, ServiceExt};
+//! use tower_quota::{org::{Credential, Org, Orgs}, stack::Stack};
+//!
+//! let orgs = Orgs::new([
+//!     Org::new("research").credential(Credential::new("sk-1")),
+//!     Org::new("batch").credential(Credential::new("sk-2")),
+//! ])?;
+//! let mut service = Stack::new(orgs).build(client)?;
+//!
+//! let request = Request::post("/v1/messages").body(Full::new(Bytes::from("{}")))?;
+//! let answer = service.ready().await?.call(request).await?;
+//! assert!(answer.status().is_success());
+//! # Ok(()) }
+//! ```
+//!
+//! Each layer stands alone too: compose your own stack with a `ServiceBuilder` where this one does not fit.
+
+use std::{collections::HashMap, fmt, time::Duration};
+
+use tower_layer::Layer;
+
+use crate::{
+    aimd::{AimdLimit, AimdLimitLayer, Settings},
+    auth::{OrgAuth, OrgAuthLayer},
+    balance::{OrgBalance, OrgBalanceLayer},
+    judge::{JudgeLayer, JudgeService},
+    org::{BuildError, Family, Org, Orgs},
+    outcome::Stamped,
+    quota::{QuotaHeader, QuotaHeaderLayer},
+    retry::{RateLimitRetry, RateLimitRetryLayer},
+};
+
+/// One org's stack for one model family, around the client `S`.
+pub type Member<S> = AimdLimit<QuotaHeader<JudgeService<OrgAuth<S>>>, Stamped>;
+
+/// The whole stack around the client `S`.
+pub type Stacked<S> = RateLimitRetry<OrgBalance<Member<S>>>;
+
+/// Builds the ready-made stack.
+#[derive(Clone)]
+pub struct Stack {
+    orgs: Orgs,
+    limit: Settings,
+    judge: JudgeLayer,
+    retry: RateLimitRetryLayer,
+}
+
+impl Stack {
+    /// A stack over these orgs, with every layer's defaults.
+    #[must_use]
+    pub fn new(orgs: Orgs) -> Self {
+        Stack { orgs, limit: Settings::default(), judge: JudgeLayer::new(), retry: RateLimitRetryLayer::new() }
+    }
+
+    /// How limits move and how high they may go.
+    #[must_use]
+    pub fn limit(mut self, settings: Settings) -> Self {
+        self.limit = settings;
+        self
+    }
+
+    /// How answers are read: what is gathered, up to what size.
+    #[must_use]
+    pub fn judge(mut self, judge: JudgeLayer) -> Self {
+        self.judge = judge;
+        self
+    }
+
+    /// The longest that one attempt may take, from its call until its answer has been read. Default: no limit.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.judge = self.judge.timeout(timeout);
+        self
+    }
+
+    /// How calls are retried.
+    #[must_use]
+    pub fn retry(mut self, retry: RateLimitRetryLayer) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    /// Twice the most calls that these orgs take at once for one model family: how many logical requests a driver should
+    /// keep alive, so that every slot finds a request waiting and memory does not grow with the queue.
+    #[must_use]
+    pub fn live_bound(&self, family: &Family) -> usize {
+        2 * self.orgs.iter().map(|org| self.limit.caps().of(&org.family(family))).sum::<usize>()
+    }
+
+    /// The stack around `client`. Clone the service for every task that calls it; all clones share limits, quotas and line.
+    ///
+    /// # Errors
+    /// If an org's base URL or credential cannot go into a request; the error names the org.
+    pub fn build<S>(self, client: S) -> Result<Stacked<S>, BuildError>
+    where
+        S: Clone + Send + 'static,
+    {
+        self.compose(client, |_, client| client)
+    }
+
+    /// The stack around a client of its own for each org and model family: for connections of its own, another way out, or
+    /// something that counts an org's calls directly above the wire. `client` is called when a family is first asked for.
+    ///
+    /// # Errors
+    /// As [`build`](Stack::build).
+    pub fn build_with<S>(self, client: impl Fn(&Org) -> S + Send + Sync + 'static) -> Result<Stacked<S>, BuildError> {
+        self.compose((), move |org, ()| client(org))
+    }
+
+    fn compose<C, S>(
+        self,
+        client: C,
+        of_org: impl Fn(&Org, C) -> S + Send + Sync + 'static,
+    ) -> Result<Stacked<S>, BuildError>
+    where
+        C: Clone + Send + 'static,
+    {
+        // What can be wrong is said now, not when a model family is first asked for.
+        let mut auth = HashMap::new();
+        for org in &self.orgs {
+            auth.insert(org.name().to_owned(), OrgAuthLayer::new(org)?);
+        }
+        let Stack { orgs, limit, judge, retry } = self;
+        let balance = OrgBalanceLayer::new(orgs, move |org: &Org, client: C| {
+            let client = auth[org.name()].layer(of_org(org, client));
+            let judged = judge.clone().scrub(org).layer(client);
+            let metered = QuotaHeaderLayer::new(org).layer(judged);
+            AimdLimitLayer::with_settings(org, &limit).classify(Stamped).layer(metered)
+        });
+        Ok(retry.layer(balance.layer(client)))
+    }
+}
+
+impl fmt::Debug for Stack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stack").field("orgs", &self.orgs).field("limit", &self.limit).finish_non_exhaustive()
+    }
+}
