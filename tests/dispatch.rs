@@ -390,8 +390,8 @@ async fn a_single_org_takes_everything_and_keys_come_from_the_environment() {
     let args = ["--input", "in.jsonl", "--output", "out.jsonl", "--single-org", "batch", "--cap", "2", "--quiet"];
     let mut command = command(&args);
     command.env("ANTHROPIC_API_KEY", KEYS[0]).env("ANTHROPIC_BATCH_KEY", KEYS[1]);
-    command.env("ANTHROPIC_BASE_URL", bench.server.base_url()).current_dir(bench.dir.path());
-    let output = command.output().await.unwrap();
+    command.env("ANTHROPIC_BASE_URL", bench.server.base_url()).env("TOWER_QUOTA_CAP_SONNET", "9");
+    let output = command.current_dir(bench.dir.path()).output().await.unwrap();
     assert_eq!(code(&output), 0, "{}", said(&output));
     assert_eq!(said(&output).lines().count(), 1, "quiet is one line: {}", said(&output));
     let truth = bench.server.truth();
@@ -515,10 +515,23 @@ async fn ctrl_c_on_a_stream_ends_with_the_ids_that_were_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn calls_that_outlast_the_grace_are_given_up() {
+    let bench = Bench::new(Dialect::Anthropic, [org(0).hang(true)]).await;
+    bench.input(&bench.lines(0..10));
+    let child = bench.files(&["--grace", "200ms"]).stderr(Stdio::piped()).spawn().unwrap();
+    until(|| bench.server.truth().calls() > 0).await;
+    interrupt(&child);
+    let output = child.wait_with_output().await.unwrap();
+    assert_eq!(code(&output), 130, "{}", said(&output));
+    assert_eq!(outcomes(&bench.answers()), BTreeMap::from([("cancelled", 10)]));
+    assert_eq!(bench.report()["missing"], 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_second_ctrl_c_ends_at_once() {
     let bench = Bench::new(Dialect::Anthropic, [org(0).hang(true)]).await;
     bench.input(&bench.lines(0..10));
-    let mut child = bench.files(&[]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = bench.files(&["--grace", "1h"]).stderr(Stdio::piped()).spawn().unwrap();
     until(|| bench.server.truth().calls() > 0).await;
     interrupt(&child);
     let mut stderr = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -526,7 +539,7 @@ async fn the_second_ctrl_c_ends_at_once() {
     interrupt(&child);
     let status: ExitStatus = child.wait().await.unwrap();
     assert_eq!(status.code(), Some(130));
-    assert!(!bench.path("report.json").exists(), "the ten seconds' grace was not waited for");
+    assert!(!bench.path("report.json").exists(), "the grace was not waited for");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -655,6 +668,14 @@ mod reader {
         assert_eq!(item.family, Family::new("haiku"));
         assert_eq!(items.form(), Some(Dialect::Anthropic));
         assert!(items.next_item().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_byte_order_mark_and_carriage_returns_are_no_part_of_a_line() {
+        let ids = read(b"\xef\xbb\xbf{\"custom_id\":\"a\",\"params\":{}}\r\n\r\n{\"custom_id\":\"b\",\"params\":{}}");
+        assert_eq!(ids.unwrap(), ["a", "b"]);
+        assert_eq!(read(b"\xef\xbb\xbf[").unwrap_err().place, Some((1, 1)));
+        assert_eq!(read(b"{\"custom_id\":\"a\xff\",\"params\":{}}").unwrap_err().place, Some((1, 16)));
     }
 
     #[test]

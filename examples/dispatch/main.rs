@@ -223,8 +223,8 @@ impl Job {
         }
         let output = open_output(args)?;
         let feed = Feed::new(total, next).map_err(Failure::new)?;
-        let Args { deadline, quiet, .. } = *args;
-        let run = Run { feed, output, orgs, wire, deadline, quiet, fluid_limit };
+        let Args { deadline, grace, quiet, .. } = *args;
+        let run = Run { feed, output, orgs, wire, deadline, grace, quiet, fluid_limit };
         finish(args, run::run(run).await.map_err(Failure::new)?)
     }
 }

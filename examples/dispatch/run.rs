@@ -28,8 +28,6 @@ use crate::{
     wire::{self, Wire},
 };
 
-/// How long calls in flight may go on after the first Ctrl-C.
-const GRACE: Duration = Duration::from_secs(10);
 /// How many items may be read ahead.
 const AHEAD: usize = 64;
 
@@ -71,6 +69,8 @@ pub(crate) struct Run {
     pub(crate) orgs: Orgs,
     pub(crate) wire: Wire,
     pub(crate) deadline: Option<Duration>,
+    /// How long calls in flight may go on after the first Ctrl-C.
+    pub(crate) grace: Duration,
     pub(crate) quiet: bool,
     /// What the simulated provider could do at best, in the demonstration.
     pub(crate) fluid_limit: Option<Duration>,
@@ -127,7 +127,7 @@ impl Desk<'_> {
 
 /// Runs to the end.
 pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
-    let Run { feed: Feed { mut items, total }, output, orgs, wire, deadline, quiet, fluid_limit } = run;
+    let Run { feed: Feed { mut items, total }, output, orgs, wire, deadline, grace, quiet, fluid_limit } = run;
     let scrubber = Scrubber::new(orgs.iter().filter_map(|org| org.key()).map(|key| key.reveal()));
     let mut desk = Desk { counts: Counts::default(), scrubber: &scrubber };
     let mut panel = Panel::new(quiet);
@@ -168,9 +168,9 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
                 stopping = true;
                 early.get_or_insert(Early::CtrlC);
                 drive.stop();
-                grace_ends = Some(Instant::now() + GRACE);
-                let (live, grace) = (drive.live(), GRACE.as_secs());
-                say(&format!("stopping: {live} requests under way have {grace} s to end; Ctrl-C again ends at once"));
+                grace_ends = Some(Instant::now() + grace);
+                let (live, grace) = (drive.live(), humantime::format_duration(grace));
+                say(&format!("stopping: {live} requests under way have {grace} to end; Ctrl-C again ends at once"));
             }
             () = at(grace_ends) => {
                 grace_ends = None;
