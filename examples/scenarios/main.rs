@@ -88,6 +88,8 @@ struct Measured {
     black_hole: Option<(u64, u64)>,
     calls: u64,
     peak_kib: u64,
+    /// Processor time a call of the client process, and of the bare one, in microseconds.
+    cpu_us: Option<(f64, f64)>,
 }
 
 fn main() -> ExitCode {
@@ -180,11 +182,14 @@ fn measure(scenario: &Scenario, dialect: Dialect, run: u64, show: bool) -> Resul
         black_hole: scenario.bars.black_hole.as_ref().map(|bar| black_hole(&truth, &bar.org)),
         calls: truth.calls(),
         peak_kib: report.peak_kib,
+        cpu_us: None,
     };
     if scenario.against_bare {
         let (small, _) = runtime.block_on(attempt(&config, scenario.requests / 10, false))?;
         let (bare, _) = runtime.block_on(attempt(&config, scenario.requests, true))?;
         measured.memory = Some(report.peak_kib as f64 / small.peak_kib.max(1) as f64);
+        let each = |report: &ClientReport| report.cpu_s * 1e6 / scenario.requests as f64;
+        measured.cpu_us = Some((each(&report), each(&bare)));
         measured.rate = Some(bare.wall().div_duration_f64(report.wall()));
     }
     if show {
@@ -275,6 +280,9 @@ fn verdict(name: &str, scenario: &Scenario, runs: &[Measured]) -> bool {
     if let Some(rate) = median(runs.iter().filter_map(|run| run.rate)) {
         at_most("bare client's advantage", 1.0 / rate, bars.rate.map(|rate| 1.0 / rate));
         notes.push(format!("rate {rate:.3} of bare, {:.0}/s", scenario.requests as f64 / wall.as_secs_f64()));
+    }
+    if let Some((ours, bare)) = runs.iter().find_map(|run| run.cpu_us) {
+        notes.push(format!("processor {ours:.1} us a call, bare {bare:.1}"));
     }
     if let Some(bar) = &bars.black_hole {
         let worst = runs.iter().filter_map(|run| run.black_hole).fold((0, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)));

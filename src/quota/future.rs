@@ -33,12 +33,19 @@ pin_project! {
 pin_project! {
     #[project = StateProj]
     enum State<S, Req, F> {
-        // The request proved dearer than what was reserved for it: it waits here, first in line, since nobody else is
-        // admitted while the bucket is overdrawn by it.
-        Waiting { inner: S, call: Option<(Req, Reserved)>, #[pin] sleep: Sleep },
+        // Rare and large, so on the heap: the common future stays small.
+        Waiting { unsent: Option<Box<Unsent<S, Req>>>, sleep: Pin<Box<Sleep>> },
         Calling { #[pin] future: F, sent: Option<Sent> },
         Done,
     }
+}
+
+/// A request that proved dearer than what was reserved for it: it waits, first in line, since nobody else is admitted while
+/// the bucket is overdrawn by it.
+struct Unsent<S, Req> {
+    inner: S,
+    request: Req,
+    reserved: Reserved,
 }
 
 /// A call that was sent and not answered yet.
@@ -86,7 +93,8 @@ where
     }
 
     pub(super) fn waiting(inner: S, request: Req, reserved: Reserved, sleep: Sleep) -> Self {
-        QuotaFuture { state: State::Waiting { inner, call: Some((request, reserved)), sleep } }
+        let unsent = Some(Box::new(Unsent { inner, request, reserved }));
+        QuotaFuture { state: State::Waiting { unsent, sleep: Box::pin(sleep) } }
     }
 }
 
@@ -100,16 +108,17 @@ where
         let mut this = self.project();
         loop {
             match this.state.as_mut().project() {
-                StateProj::Waiting { inner, call, mut sleep } => {
+                StateProj::Waiting { unsent, sleep } => {
                     ready!(sleep.as_mut().poll(cx));
-                    let (request, reserved) = call.take().expect("taken only when the state is left");
+                    let Unsent { mut inner, request, reserved } =
+                        *unsent.take().expect("taken only when the state is left");
                     match reserved.send() {
                         Ok(sent) => {
                             let future = inner.call(request);
                             this.state.set(State::Calling { future, sent: Some(sent) });
                         }
                         Err((reserved, at)) => {
-                            *call = Some((request, reserved));
+                            *unsent = Some(Box::new(Unsent { inner, request, reserved }));
                             sleep.as_mut().reset(at);
                         }
                     }
