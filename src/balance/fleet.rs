@@ -84,7 +84,10 @@ impl<M> Fleet<M> {
                 let request = slot.take().expect("a call is polled for a member only until it has one");
                 match self.ask(request) {
                     Ok(bound) => {
-                        place.give_up(self);
+                        if !place.give_up(self) {
+                            // Served at once: the members asked in vain on the way wait for nobody.
+                            self.left(self.queue.is_empty());
+                        }
                         return Poll::Ready(bound);
                     }
                     Err(back) => *slot = Some(back),
@@ -164,15 +167,15 @@ impl<M> Place<M> {
         Place { ticket: None, age, fleet: std::marker::PhantomData }
     }
 
-    /// Gives the place up, if it has one, and calls whoever is next.
-    pub(crate) fn give_up(&mut self, fleet: &Fleet<M>)
+    /// Gives the place up, and calls whoever is next; false if there was none.
+    pub(crate) fn give_up(&mut self, fleet: &Fleet<M>) -> bool
     where
         M: Clone,
     {
-        if let Some(ticket) = self.ticket.take() {
-            let (_, was_last) = fleet.queue.leave(ticket);
-            fleet.left(was_last);
-        }
+        let Some(ticket) = self.ticket.take() else { return false };
+        let (_, was_last) = fleet.queue.leave(ticket);
+        fleet.left(was_last);
+        true
     }
 }
 

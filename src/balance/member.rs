@@ -17,6 +17,8 @@ use crate::org::Org;
 pub(crate) struct Member<M> {
     pub(crate) org: Org,
     own: Mutex<M>,
+    /// Whether the instance has gone pending and not been called since: it may be registered, and keep part of what it needs.
+    waits: AtomicBool,
     bell: Arc<Bell>,
     waker: Waker,
 }
@@ -55,7 +57,7 @@ impl<M> Member<M> {
             Arc::new(Bell { pending: AtomicBool::new(false), generation: AtomicU64::new(0), queue: queue.clone() });
         let waker = Waker::from(bell.clone());
         org.watch(waker.clone());
-        Member { org, own: Mutex::new(own), bell, waker }
+        Member { org, own: Mutex::new(own), waits: AtomicBool::new(false), bell, waker }
     }
 
     fn lock(&self) -> MutexGuard<'_, M> {
@@ -76,8 +78,12 @@ impl<M> Member<M> {
         let mut own = self.lock();
         let generation = self.bell.generation.load(SeqCst);
         match own.poll_ready(&mut Context::from_waker(&self.waker)) {
-            Poll::Ready(Ok(())) => Asked::Called(own.call(request)),
+            Poll::Ready(Ok(())) => {
+                self.waits.store(false, SeqCst);
+                Asked::Called(own.call(request))
+            }
             Poll::Ready(Err(error)) => {
+                self.waits.store(false, SeqCst);
                 // A failed instance must not be asked again; its clone may be.
                 let fresh = own.clone();
                 let failed = std::mem::replace(&mut *own, fresh);
@@ -86,6 +92,7 @@ impl<M> Member<M> {
                 Asked::Failed(error)
             }
             Poll::Pending => {
+                self.waits.store(true, SeqCst);
                 self.bell.pending.store(true, SeqCst);
                 if self.bell.generation.load(SeqCst) != generation {
                     // The bell rang between the poll and the note.
@@ -96,15 +103,17 @@ impl<M> Member<M> {
         }
     }
 
-    /// Nobody waits any more: whatever the instance has reserved or waits for is given up.
+    /// Nobody waits any more: whatever the instance has reserved or waits for is given up. Whether it has rung makes no
+    /// difference: it may have taken the one half and been told of the other.
     pub(crate) fn stand_down(&self)
     where
         M: Clone,
     {
-        if !self.bell.pending.load(SeqCst) {
+        if !self.waits.load(SeqCst) {
             return;
         }
         let mut own = self.lock();
+        self.waits.store(false, SeqCst);
         let fresh = own.clone();
         let idle = std::mem::replace(&mut *own, fresh);
         self.bell.pending.store(false, SeqCst);
