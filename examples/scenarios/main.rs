@@ -181,7 +181,10 @@ fn measure(scenario: &Scenario, dialect: Dialect, run: u64) -> Result<Measured, 
         let (bare, _) = runtime.block_on(attempt(&config, scenario.requests, true))?;
         if std::env::var_os("SHOW").is_some() {
             let (bare_small, _) = runtime.block_on(attempt(&config, scenario.requests / 10, true))?;
-            eprintln!("  peak KiB: {} of {}, bare {} of {}", report.peak_kib, small.peak_kib, bare.peak_kib, bare_small.peak_kib);
+            eprintln!(
+                "  peak KiB: {} of {}, bare {} of {}",
+                report.peak_kib, small.peak_kib, bare.peak_kib, bare_small.peak_kib
+            );
         }
         measured.memory = Some(report.peak_kib as f64 / small.peak_kib.max(1) as f64);
         measured.rate = Some(bare.wall().div_duration_f64(report.wall()));
