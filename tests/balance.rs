@@ -641,6 +641,20 @@ fn two_orgs() -> Orgs {
     Orgs::new([Org::new("a"), Org::new("b")]).unwrap()
 }
 
+const SOUNDING: u32 = u32::MAX;
+
+/// Two calls at once, so that each of two orgs has been tried.
+async fn sound<B>(balance: &B)
+where
+    B: Service<Request<u32>, Response = Response<u32>> + Clone,
+    B::Error: std::fmt::Debug,
+{
+    let (one, two) = (balance.clone().oneshot(Request::new(SOUNDING)), balance.clone().oneshot(Request::new(SOUNDING)));
+    let answers = tokio::join!(one, two);
+    answers.0.unwrap();
+    answers.1.unwrap();
+}
+
 fn refusal(id: u32, retry_after: u32) -> Response<u32> {
     let mut response = answer(id, 429);
     response.headers_mut().insert("retry-after", retry_after.into());
@@ -796,4 +810,318 @@ fn a_failing_readiness_fails_one_call_and_the_line_goes_on() {
     let ended = settle(&mut calls);
     assert_eq!(ended.iter().map(|(id, answer)| (*id, answer.is_err())).collect::<Vec<_>>(), [(0, true)]);
     assert_eq!(desk.hand("a").in_flight(), [1]);
+}
+
+// Retried calls.
+
+#[test]
+fn a_retried_call_keeps_its_place_and_passes_the_gate() {
+    let desk = Desk::new(&["a"], 1);
+    let balance = desk.balance_with(2);
+    let mut old = Gate::at(&balance);
+    let memory = CallMemory::new();
+    assert!(old.ready());
+    let mut first = old.call(memory_of(0, &memory));
+    assert_pending!(first.poll());
+    let mut fresh: Vec<_> = (1..3).map(|id| call(&balance, id)).collect();
+    fresh.iter_mut().for_each(|call| assert_pending!(call.poll()));
+    assert!(!Gate::at(&balance).ready(), "the gate is shut for fresh calls");
+    desk.hand("a").answer(0, 503);
+    assert_ready!(first.poll()).unwrap();
+    // The fresh ones have been called, and are slow. The retry passes the gate, and is older than they.
+    assert!(old.ready());
+    let mut again = old.call(memory_of(0, &memory));
+    assert_pending!(again.poll());
+    assert_pending!(again.poll());
+    if again.is_woken() {
+        assert_pending!(again.poll());
+    }
+    assert!(desk.hand("a").has(0), "it was before them in line");
+    fresh.iter_mut().for_each(|call| assert_pending!(call.poll()));
+    assert!(!Gate::at(&balance).ready(), "a retried call does not count, bound or not");
+    drop(again);
+    drop(first);
+    drop(memory);
+    assert!(!old.ready(), "once the request is done, its instance waits at the gate like any other");
+}
+
+#[test]
+fn a_retried_call_in_line_goes_before_all_fresh_ones() {
+    let desk = Desk::new(&["a"], 0);
+    let balance = desk.balance();
+    let memory = CallMemory::new();
+    // The first attempt gives it its age.
+    drop(call_with(&balance, memory_of(0, &memory)));
+    let mut fresh: Vec<_> = (1..20).map(|id| call(&balance, id)).collect();
+    fresh.iter_mut().for_each(|call| assert_pending!(call.poll()));
+    let mut again = call_with(&balance, memory_of(0, &memory));
+    assert_pending!(again.poll());
+    desk.hand("a").slots(1);
+    assert!(again.is_woken());
+    assert_pending!(again.poll());
+    assert_eq!(desk.hand("a").in_flight(), [0]);
+}
+
+#[test]
+fn a_steady_stream_of_fresh_calls_does_not_overtake_a_retried_one() {
+    let desk = Desk::new(&["a"], 1);
+    let balance = desk.balance();
+    let memory = CallMemory::new();
+    let mut calls: BTreeMap<u32, Call> = BTreeMap::new();
+    calls.insert(0, call_with(&balance, memory_of(0, &memory)));
+    assert_pending!(calls.get_mut(&0).unwrap().poll());
+    let mut served = Vec::new();
+    for step in 1..400 {
+        // One in, one out: the slot is never idle and the line never empty.
+        calls.insert(step, call(&balance, step));
+        assert_pending!(calls.get_mut(&step).unwrap().poll());
+        let flying = desk.hand("a").in_flight()[0];
+        desk.hand("a").answer(flying, if flying == 0 { 503 } else { 200 });
+        for (id, answer) in settle(&mut calls) {
+            answer.unwrap();
+            served.push(id);
+            if id == 0 {
+                calls.insert(0, call_with(&balance, memory_of(0, &memory)));
+                assert_pending!(calls.get_mut(&0).unwrap().poll());
+                settle(&mut calls);
+            }
+        }
+    }
+    // It is the oldest: it is next whenever it asks, or the one after.
+    assert!(served.iter().filter(|id| **id == 0).count() >= 130, "{served:?}");
+    let others: Vec<_> = served.iter().filter(|id| **id != 0).collect();
+    assert!(others.windows(2).all(|pair| pair[0] < pair[1]), "{others:?}");
+}
+
+// Families.
+
+#[test]
+fn a_held_family_stops_no_other() {
+    let desk = Desk::new(&["a", "b"], 2);
+    desk.hand_of("a", "held").held(true);
+    desk.hand_of("b", "held").held(true);
+    let balance = desk.balance();
+    let mut held: BTreeMap<u32, Call> = (0..1_000).map(|id| (id, call_with(&balance, of_family(id, "held")))).collect();
+    held.values_mut().for_each(|call| assert_pending!(call.poll()));
+    for id in 10_000..10_100 {
+        let mut other = call_with(&balance, of_family(id, "other"));
+        assert_pending!(other.poll());
+        let org = ["a", "b"].into_iter().find(|org| desk.hand_of(org, "other").has(id)).expect("served at once");
+        desk.hand_of(org, "other").answer(id, 200);
+        assert_ready!(other.poll()).unwrap();
+    }
+    assert!(held.values().all(|call| !call.is_woken()));
+    desk.hand_of("a", "held").held(false);
+    let ended = settle(&mut held);
+    assert!(ended.is_empty());
+    assert_eq!(desk.hand_of("a", "held").in_flight(), [0, 1]);
+}
+
+#[test]
+fn more_than_64_families_share_one() {
+    let desk = Desk::new(&["a"], 1_000);
+    let balance = desk.balance();
+    let mut calls: Vec<_> = (0..200).map(|id| call_with(&balance, of_family(id, &format!("model-{id}")))).collect();
+    calls.iter_mut().for_each(|call| assert_pending!(call.poll()));
+    assert!((0..64).all(|id| desk.hand_of("a", &format!("model-{id}")).has(id)), "each its own");
+    assert_eq!(desk.hand("a").in_flight(), (64..200).collect::<Vec<_>>(), "the rest share the default");
+    assert_eq!(desk.hands().len(), 65);
+    // A family keeps its own once it has one.
+    let mut again = call_with(&balance, of_family(1_000, "model-3"));
+    assert_pending!(again.poll());
+    assert!(desk.hand_of("a", "model-3").has(1_000));
+}
+
+// Who serves.
+
+#[test]
+fn in_a_burst_no_call_waits_while_any_org_has_a_slot() {
+    for seed in 0..20 {
+        fastrand::seed(seed);
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let desk = Desk::new(&["a", "b", "c"], 0);
+        for (org, slots) in [("a", 7), ("b", 2), ("c", 1)] {
+            desk.hand(org).slots(slots);
+        }
+        let balance = desk.balance();
+        let mut calls: BTreeMap<u32, Call> = (0..200).map(|id| (id, call(&balance, id))).collect();
+        let mut left = 200;
+        let mut flying: Vec<(&str, u32)> = Vec::new();
+        for id in 0..200 {
+            assert_pending!(calls.get_mut(&id).unwrap().poll());
+        }
+        while left > 0 {
+            left -= settle(&mut calls).len();
+            flying.clear();
+            for org in ["a", "b", "c"] {
+                flying.extend(desk.hand(org).in_flight().into_iter().map(|id| (org, id)));
+            }
+            let free: usize = ["a", "b", "c"].iter().map(|org| desk.hand(org).free()).sum();
+            assert!(left - flying.len() == 0 || free == 0, "{free} free, {} wait", left - flying.len());
+            assert!(["a", "b", "c"].iter().all(|org| desk.hand(org).used() == desk.hand(org).in_flight().len()));
+            if let Some((org, id)) = rng.choice(&flying) {
+                desk.hand(org).answer(*id, 200);
+            }
+        }
+        desk.assert_at_rest();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn saturated_orgs_share_by_their_limits() {
+    fastrand::seed(5);
+    let orgs = Orgs::new([("a", 90), ("b", 9), ("c", 1)].map(|(name, cap)| Org::new(name).cap(cap))).unwrap();
+    let settings = Settings::builder().start(1.0).caps(Caps::default()).build().unwrap();
+    let served = Arc::new(Mutex::new(BTreeMap::<String, usize>::new()));
+    let counts = served.clone();
+    let balance = limited(&orgs, settings, move |org, id| {
+        *counts.lock().unwrap().entry(org.to_owned()).or_default() += 1;
+        async move {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            answer(id, 200)
+        }
+    });
+    let callers: Vec<_> = (0..200)
+        .map(|caller| {
+            let mut balance = balance.clone();
+            tokio::spawn(async move {
+                for call in 0..100 {
+                    balance.ready().await.unwrap().call(Request::new(caller * 100 + call)).await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for caller in callers {
+        caller.await.unwrap();
+    }
+    let served = served.lock().unwrap();
+    for (org, share) in [("a", 0.90), ("b", 0.09), ("c", 0.01)] {
+        let part = served[org] as f64 / 20_000.0;
+        assert!((part / share - 1.0).abs() < 0.05, "{org}: {part} of {share}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_unsaturated_orgs_the_less_utilised_one_takes_the_call() {
+    fastrand::seed(6);
+    let orgs = Orgs::new([("a", 100), ("b", 10)].map(|(name, cap)| Org::new(name).cap(cap))).unwrap();
+    let settings = Settings::builder().start(1.0).build().unwrap();
+    let balance = limited(&orgs, settings, move |_, id| async move {
+        tokio::time::sleep(SECOND).await;
+        answer(id, 200)
+    });
+    sound(&balance).await;
+    let mut calls = Vec::new();
+    for id in 11..66 {
+        let mut balance = balance.clone();
+        let mut call = task::spawn(balance.ready().await.unwrap().call(Request::new(id)));
+        assert_pending!(call.poll());
+        calls.push(call);
+    }
+    let in_flight: Vec<_> = orgs.iter().map(|org| org.snapshot().in_flight).collect();
+    assert_eq!(in_flight[0] + in_flight[1], 55);
+    assert!((4..=6).contains(&in_flight[1]), "half of each is in use: {in_flight:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_org_that_fails_fast_attracts_next_to_nothing() {
+    fastrand::seed(7);
+    let orgs = two_orgs();
+    let calls = Arc::new(Mutex::new(BTreeMap::<String, usize>::new()));
+    let counts = calls.clone();
+    let settings = Settings::builder().start(1.0).build().unwrap();
+    let balance = limited(&orgs, settings, move |org, id| {
+        *counts.lock().unwrap().entry(org.to_owned()).or_default() += 1;
+        let (wait, status) = if org == "a" { (1, 500) } else { (1_000, 200) };
+        async move {
+            let (wait, status) = if id == SOUNDING { (1, 200) } else { (wait, status) };
+            tokio::time::sleep(Duration::from_millis(wait)).await;
+            answer(id, status)
+        }
+    });
+    sound(&balance).await;
+    let callers: Vec<_> = (0..20)
+        .map(|_| {
+            let mut balance = balance.clone();
+            tokio::spawn(async move {
+                for _ in 0..50 {
+                    balance.ready().await.unwrap().call(Request::new(0)).await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for caller in callers {
+        caller.await.unwrap();
+    }
+    let calls = calls.lock().unwrap();
+    assert!(calls["a"] <= 50, "{calls:?}");
+}
+
+#[test]
+fn the_stamp_says_who_served_and_the_error_who_failed() {
+    let desk = Desk::new(&["a", "b"], 1);
+    desk.hand("b").held(true);
+    let balance = desk.balance();
+    let serve = |id: u32, result: Result<Response<u32>, Broken>| {
+        let mut call = call(&balance, id);
+        assert_pending!(call.poll());
+        desk.hand("a").end(id, result);
+        let answer = assert_ready!(call.poll());
+        drop(call);
+        answer
+    };
+    let served = serve(1, Ok(answer(1, 200))).unwrap();
+    let stamp = served.extensions().get::<Stamp>().unwrap();
+    assert!(stamp.org.as_ref().unwrap().same_board(&desk.org("a")));
+    assert_eq!((stamp.outcome.class, stamp.held_below), (Class::Ok, false));
+    // A judge below has said what it means; that is kept.
+    let mut judged = answer(2, 200);
+    judged.extensions_mut().insert(Stamp::new(tower_quota::outcome::Outcome::of(Class::Overloaded)));
+    let served = serve(2, Ok(judged)).unwrap();
+    let stamp = served.extensions().get::<Stamp>().unwrap();
+    assert_eq!((stamp.outcome.class, stamp.org.as_ref().unwrap().name()), (Class::Overloaded, "a"));
+    let error = serve(3, Err(Broken("reset"))).unwrap_err();
+    assert_eq!((error.class(), error.org().unwrap().name()), (Class::Transport, "a"));
+    assert!(error.to_string().contains("org a"), "{error}");
+    assert!(error.source().unwrap().is::<Broken>());
+    let refused = serve(4, Ok(answer(4, 401))).unwrap();
+    assert!(refused.extensions().get::<Stamp>().unwrap().held_below, "the org is out: go elsewhere at once");
+}
+
+#[test]
+fn a_failure_below_is_remembered_and_a_refusal_is_not_a_failure() {
+    let load_after = |status: u16| {
+        let desk = Desk::new(&["a"], 1);
+        let mut call = call(&desk.balance(), 1);
+        assert_pending!(call.poll());
+        desk.hand("a").answer(1, status);
+        assert_ready!(call.poll()).unwrap();
+        desk.org("a").load()
+    };
+    assert_eq!(load_after(200), 1.0);
+    for passing in [500, 503, 529, 408] {
+        assert!(load_after(passing) > 1.9, "{passing}");
+    }
+    for healthy in [429, 400, 404, 413] {
+        assert_eq!(load_after(healthy), 1.0, "{healthy}");
+    }
+}
+
+#[test]
+fn a_finished_call_that_is_kept_keeps_nothing() {
+    let desk = Desk::new(&["a"], 1);
+    let balance = desk.balance_with(1);
+    let mut done = call(&balance, 1);
+    assert_pending!(done.poll());
+    desk.hand("a").answer(1, 200);
+    assert_ready!(done.poll()).unwrap();
+    desk.assert_at_rest();
+    assert!(Gate::at(&balance).ready());
+    drop(done);
+    assert_eq!(desk.hand("a").counts().dropped_calls, 0);
+    let mut dropped = call(&balance, 2);
+    assert_pending!(dropped.poll());
+    drop(dropped);
+    assert_eq!(desk.hand("a").counts().dropped_calls, 1);
+    desk.assert_at_rest();
 }

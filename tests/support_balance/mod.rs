@@ -2,7 +2,7 @@
 //!
 //! A member is strict: its clone is not ready, and its `call` panics unless this very instance was readied.
 
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test may panic, and so may its helpers")]
 
 use std::{
