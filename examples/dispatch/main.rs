@@ -23,7 +23,7 @@ use std::{
     fmt,
     fs::File,
     io::{self, BufReader},
-    path::{Path, PathBuf},
+    path::Path,
     process::ExitCode,
     time::Duration,
 };
