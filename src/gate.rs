@@ -57,24 +57,31 @@ impl<A: Admission> Gate<A> {
 
     /// Passes, or waits in line. `place` is the caller's place; it is given up on passing and on drop.
     pub(crate) fn poll_pass(self: &Arc<Self>, cx: &mut Context<'_>, place: &mut Place<A>) -> Poll<A::Grant> {
+        // Dropped last, under no lock.
+        let _old_waker;
         let mut state = self.lock();
         let now = Instant::now();
         let granted = if state.line.may_try(place.ticket) { state.law.admit(now) } else { None };
         match &granted {
             Some(_) => {
-                if let Some(ticket) = place.ticket.take() {
+                _old_waker = place.ticket.take().and_then(|ticket| {
                     place.gate = None;
-                    state.line.leave(ticket);
+                    let (_, waker) = state.line.leave(ticket);
                     state.count();
-                }
+                    waker
+                });
             }
             None => {
                 if place.ticket.is_none() {
                     place.gate = Some(self.clone());
                 }
-                state.line.wait(&mut place.ticket, 0, cx.waker());
+                _old_waker = state.line.wait(&mut place.ticket, 0, cx.waker());
                 state.count();
             }
+        }
+        if granted.is_none() {
+            // Whoever waits is polled in a runtime that runs; the one that kept the time so far may not run any more.
+            state.alarm.armed = None;
         }
         // Somebody before us may have been called and not come: whoever has to wait passes the call on.
         let calls = state.announce(now, usize::from(granted.is_none()));
@@ -104,10 +111,11 @@ impl<A: Admission> Gate<A> {
 
     fn leave(&self, ticket: Ticket) {
         let mut state = self.lock();
-        let was_called = state.line.leave(ticket);
+        let (was_called, waker) = state.line.leave(ticket);
         state.count();
         let calls = if was_called { state.announce(Instant::now(), 0) } else { Calls::default() };
         drop(state);
+        drop(waker);
         calls.wake();
     }
 }
@@ -163,17 +171,14 @@ impl Alarm {
     /// Sets the alarm; true if somebody must be called instead: the time has come already, or no timer can be had here
     /// (a slot given back outside a runtime), so that a waiter has to set it.
     fn set(&mut self, at: Instant) -> bool {
-        let sleep = match &mut self.armed {
+        match &self.armed {
             Some((was, _)) if *was == at => return false,
-            Some((was, sleep)) => {
-                *was = at;
-                sleep.as_mut().reset(at);
-                sleep
-            }
-            None if tokio::runtime::Handle::try_current().is_err() => return true,
-            empty => &mut empty.insert((at, Box::pin(tokio::time::sleep_until(at)))).1,
-        };
-        // Outside the coop budget: an exhausted budget would ring at once, under the very lock that the bell wants.
+            _ if tokio::runtime::Handle::try_current().is_err() => return true,
+            _ => {}
+        }
+        // Always a new timer: one that is set anew to a time just passed rings at once, under the very lock that the bell wants.
+        let (_, sleep) = self.armed.insert((at, Box::pin(tokio::time::sleep_until(at))));
+        // Outside the coop budget, for the same reason.
         let mut sleep = tokio::task::unconstrained(sleep.as_mut());
         let due = Pin::new(&mut sleep).poll(&mut Context::from_waker(&self.waker)).is_ready();
         if due {
@@ -193,9 +198,15 @@ impl<A: Admission> Wake for Bell<A> {
     fn wake_by_ref(self: &Arc<Self>) {
         let Some(gate) = self.0.upgrade() else { return };
         let mut state = gate.lock();
-        let now = Instant::now();
         state.alarm.armed = None;
-        let calls = state.announce(now, 0);
+        let calls = match state.law.free(Instant::now()) {
+            // It rang early: the runtime that kept the time is ending. Whoever still waits lives in another and sets it there.
+            0 => {
+                let all = state.line.len();
+                state.line.call(all)
+            }
+            free => state.line.call_for(free, 0),
+        };
         drop(state);
         calls.wake();
     }
@@ -334,6 +345,25 @@ mod tests {
         tokio::time::advance(Duration::from_secs(31)).await;
         assert!(later.is_woken());
         assert_ready!(poll(&gate, &mut later));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_alarm_set_anew_never_rings_while_it_is_set() {
+        // Setting happens under the lock that the bell wants.
+        struct Rung(std::sync::atomic::AtomicBool);
+        impl Wake for Rung {
+            fn wake(self: Arc<Self>) {
+                self.0.store(true, std::sync::atomic::Ordering::SeqCst);
+            }
+        }
+        let rung = Arc::new(Rung(false.into()));
+        let mut alarm = Alarm { armed: None, waker: Waker::from(rung.clone()) };
+        let start = Instant::now();
+        assert!(!alarm.set(start + Duration::from_secs(30)));
+        tokio::time::advance(Duration::from_secs(10)).await;
+        // The clock went on between the look at it and this.
+        assert!(alarm.set(start + Duration::from_secs(9)), "somebody must be called instead");
+        assert!(!rung.0.load(std::sync::atomic::Ordering::SeqCst));
     }
 
     #[tokio::test(start_paused = true)]

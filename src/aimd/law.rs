@@ -4,6 +4,8 @@
 //! refusals is one cut (each call carries the epoch it was admitted in); the limit grows only when it was reached; a hint
 //! holds the org; and after a hold one call goes first, then the window opens by doubling.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use super::settings::Settings;
@@ -11,6 +13,11 @@ use crate::{
     org::{Hold, HoldReason, LimitCell},
     outcome::{Class, Outcome},
 };
+
+/// Longer than any run, and short enough to be added to any instant.
+const FAR: Duration = Duration::from_secs(365 * 86_400);
+/// What may pass between the reading of a hint and its arrival here.
+const READING: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Law {
@@ -160,8 +167,10 @@ impl Law {
 
     /// Refused with a time: the org is held, and then one call goes first.
     fn refused_until(&mut self, until: Instant, current: bool, now: Instant) {
-        let ceiling = now + self.settings.ceiling;
-        let reason = if until >= ceiling { HoldReason::Parked } else { HoldReason::Hint };
+        let ceiling = now + self.settings.ceiling.min(FAR);
+        // A hint that its reader cut down to the same ceiling was cut a moment ago.
+        let parked = until + READING.min(self.settings.ceiling / 2) >= ceiling;
+        let reason = if parked { HoldReason::Parked } else { HoldReason::Hint };
         if current {
             // A call that went alone says nothing about how many may go together.
             if !self.sounding {
@@ -172,7 +181,7 @@ impl Law {
         if current || self.held_until(now).is_none() {
             self.new_epoch();
         }
-        let spread = self.settings.spread.mul_f64(self.rng.f64());
+        let spread = self.settings.spread.min(FAR).mul_f64(self.rng.f64());
         self.hold_until(until.min(ceiling) + spread, reason);
     }
 
@@ -186,7 +195,7 @@ impl Law {
             let pause = self.settings.backoff.saturating_mul(1 << self.strikes.min(16)).min(self.settings.backoff_max);
             self.strikes = self.strikes.saturating_add(1);
             self.new_epoch();
-            let pause = pause.mul_f64(1.0 + 0.25 * self.rng.f64());
+            let pause = pause.min(FAR).mul_f64(1.0 + 0.25 * self.rng.f64());
             self.hold_until(now + pause, HoldReason::Backoff);
         } else {
             self.cut(self.limit.min(in_flight as f64) * self.settings.bare_cut);
@@ -224,8 +233,6 @@ impl Law {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use proptest::prelude::*;
 
@@ -427,6 +434,18 @@ mod tests {
         let epoch = law.admitted(1, hold.until);
         law.answered(epoch, ok(), 1, hold.until);
         assert!(law.held_until(hold.until).is_none(), "one good answer reopens it long before the hint");
+    }
+
+    #[test]
+    fn a_hint_cut_down_to_the_ceiling_by_its_reader_parks_too() {
+        let read = Instant::now();
+        let now = read + Duration::from_millis(3);
+        for (wait, reason) in [(300, HoldReason::Parked), (298, HoldReason::Hint)] {
+            let mut law = law(100, 0.25);
+            let epoch = law.admitted(1, now);
+            law.answered(epoch, hinted(read, wait * SECOND), 1, now);
+            assert_eq!(law.hold().unwrap().reason, reason, "{wait}");
+        }
     }
 
     #[test]

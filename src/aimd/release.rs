@@ -79,8 +79,9 @@ impl<B: Body> Body for Held<B> {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let mut this = self.project();
         let frame = ready!(this.inner.as_mut().poll_frame(cx));
-        // HTTP clients stop polling once `is_end_stream` says so: the last frame is an end too.
-        if !matches!(frame, Some(Ok(_))) || this.inner.is_end_stream() {
+        // HTTP clients stop polling once `is_end_stream` says so, or after trailers: the last frame is an end too.
+        let more = matches!(&frame, Some(Ok(frame)) if !frame.is_trailers()) && !this.inner.is_end_stream();
+        if !more {
             *this.permit = None;
         }
         Poll::Ready(frame)
