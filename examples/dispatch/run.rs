@@ -196,7 +196,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
             permit = output.queue().reserve(), if unwritten.is_some() => match (permit, unwritten.take()) {
                 (Ok(permit), Some(line)) => permit.send(line),
                 _ => {
-                    early = Some(Early::Output);
+                    early.get_or_insert(Early::Output);
                     break;
                 }
             },
@@ -288,8 +288,8 @@ impl Interrupts {
             say("ended at once: ids without a line are not done");
             // A reader that does not read keeps the writer, but not us.
             for _ in 0..50 {
-                if writing.try_lock().is_ok() {
-                    break;
+                if let Ok(_whole) = writing.try_lock() {
+                    exit(130);
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
