@@ -1,6 +1,6 @@
 //! What is read in an answer besides its status and hints. Pure.
 
-use std::{borrow::Cow, error::Error as StdError, fmt, io};
+use std::{error::Error as StdError, fmt, io};
 
 use bytes::Bytes;
 use http::{
@@ -83,10 +83,11 @@ impl<'de> Deserialize<'de> for Answered {
 
             fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Answered, A::Error> {
                 let mut usage = None;
-                while let Some(name) = fields.next_key::<Cow<'de, str>>()? {
-                    match &*name {
-                        "usage" => usage = Some(fields.next_value()?),
-                        _ => _ = fields.next_value::<IgnoredAny>()?,
+                while let Some(IsUsage(is_usage)) = fields.next_key()? {
+                    if is_usage {
+                        usage = Some(fields.next_value()?);
+                    } else {
+                        let _: IgnoredAny = fields.next_value()?;
                     }
                 }
                 Ok(Answered { usage })
@@ -94,6 +95,29 @@ impl<'de> Deserialize<'de> for Answered {
         }
 
         deserializer.deserialize_map(Fields)
+    }
+}
+
+/// A key, of which only that is of interest: so no key is copied.
+struct IsUsage(bool);
+
+impl<'de> Deserialize<'de> for IsUsage {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Name;
+
+        impl Visitor<'_> for Name {
+            type Value = IsUsage;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a name")
+            }
+
+            fn visit_str<E>(self, name: &str) -> Result<IsUsage, E> {
+                Ok(IsUsage(name == "usage"))
+            }
+        }
+
+        deserializer.deserialize_identifier(Name)
     }
 }
 
