@@ -48,6 +48,8 @@ mod future;
 mod layer;
 mod ledger;
 mod service;
+#[cfg(test)]
+mod tests;
 
 pub use self::{
     cost::{ByBytes, Cost, Estimate},
