@@ -120,9 +120,13 @@ impl Bucket {
 
     /// The fraction left, 1 where nothing is known; and how much of it comes back in a second.
     pub(crate) fn headroom(&self, now: Instant) -> (f64, f64) {
-        let full = self.capacity.max(self.full);
-        if !self.known() || full <= 0.0 {
+        if !self.known() {
             return (1.0, 0.0);
+        }
+        let mut full = self.capacity.max(self.full);
+        if full <= 0.0 {
+            // Nothing was ever seen in it: a minute's worth will do.
+            full = self.announced.unwrap_or(1.0) * 60.0;
         }
         let dt = now.saturating_duration_since(self.at).as_secs_f64();
         (((self.level + self.refill * dt) / full).clamp(0.0, 1.0), self.refill / full)
@@ -140,7 +144,7 @@ impl Bucket {
             return fits;
         }
         // The pace keeps a reserve. Once that is there again the pace has done its work, however dear the last call was.
-        let calm = if self.shared { self.capacity } else { self.mark() };
+        let calm = if self.shared { self.capacity } else { self.mark().min(self.capacity) };
         fits.max(self.next.min(self.fits_at(calm, now)))
     }
 

@@ -3,7 +3,7 @@
 use std::{
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
     time::SystemTime,
 };
 
@@ -60,12 +60,14 @@ impl Sent {
         let usage = response.extensions().get::<Stamp>().and_then(|stamp| stamp.usage);
         let refused = response.status() == StatusCode::TOO_MANY_REQUESTS;
         let organisation = dialect::organisation(response.headers());
-        self.gate.update(|quota, now| {
+        let impatient = self.gate.update(|quota, now| {
             quota.answered(self.call, &readings, refused, usage, now);
             if let Some(id) = organisation {
                 quota.identify(id);
             }
+            quota.impatient()
         });
+        impatient.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -101,9 +103,8 @@ where
         loop {
             match this.state.as_mut().project() {
                 StateProj::Waiting { inner, call, mut sleep } => {
-                    ready!(sleep.as_mut().poll(cx));
                     let (request, reserved) = call.take().expect("taken only when the state is left");
-                    match reserved.send() {
+                    match reserved.send(cx.waker()) {
                         Ok(sent) => {
                             let future = inner.call(request);
                             this.state.set(State::Calling { future, sent: Some(sent) });
@@ -111,6 +112,7 @@ where
                         Err((reserved, at)) => {
                             *call = Some((request, reserved));
                             sleep.as_mut().reset(at);
+                            ready!(sleep.as_mut().poll(cx));
                         }
                     }
                 }

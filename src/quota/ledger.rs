@@ -1,6 +1,6 @@
 //! The law of one org's quota: a bucket a resource, and a ledger of calls whose answers are still to be believed. Pure.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, task::Waker, time::Duration};
 
 use tokio::time::Instant;
 
@@ -28,6 +28,8 @@ pub(crate) struct Quota {
     spent: PerResource,
     usual: Usual,
     guard: Duration,
+    /// Calls that wait in their own futures, to be woken when more is there than time alone brings.
+    impatient: Vec<Waker>,
 }
 
 struct Entry {
@@ -57,6 +59,7 @@ impl Quota {
             spent: PerResource::default(),
             usual: Usual::default(),
             guard,
+            impatient: vec![],
         }
     }
 
@@ -101,6 +104,19 @@ impl Quota {
             Some(at) => Err(at),
             None => Ok(self.sent(cost, now)),
         }
+    }
+
+    /// Remembers whom to wake when more is there than time alone brings.
+    pub(crate) fn wake_when_more(&mut self, waker: &Waker) {
+        if !self.impatient.iter().any(|other| other.will_wake(waker)) {
+            self.impatient.push(waker.clone());
+        }
+    }
+
+    /// Those who are to look again, now that more may be there. To be woken outside the lock.
+    #[must_use]
+    pub(crate) fn impatient(&mut self) -> Vec<Waker> {
+        std::mem::take(&mut self.impatient)
     }
 
     pub(crate) fn give_back(&mut self, cost: &PerResource, now: Instant) {
