@@ -68,6 +68,8 @@ pub(crate) struct Said {
     pub(crate) sent: Instant,
     /// What the call itself cost; 0 if it was refused.
     pub(crate) own: f64,
+    /// What it would have cost.
+    pub(crate) asked: f64,
     /// How long after it the bucket is full again, by what it says.
     pub(crate) reset: Option<Duration>,
     /// All that was ever sent and not refused, up to and including this call.
@@ -238,7 +240,11 @@ impl Bucket {
         if self.announced.is_none() {
             return;
         }
-        let capacity = self.capacity.max(remaining + said.own);
+        let mut capacity = self.capacity.max(remaining + said.own);
+        if capacity <= 0.0 {
+            // Nothing was ever seen in it; one call at least it must hold.
+            capacity = said.asked;
+        }
         self.capacity = capacity;
         // Answers overtake one another: the one whose call was sent last knows best.
         if self.reference.is_some_and(|reference| reference > said.sent) {

@@ -150,6 +150,7 @@ impl Quota {
             self.learn_usual(usage);
         }
         let Some(position) = self.position(call) else { return };
+        let asked = self.ledger[position].cost;
         if refused {
             self.refund(position, now);
         }
@@ -175,7 +176,15 @@ impl Quota {
             });
             let uncounted = self.ledger.range(from..).enumerate().filter(|(nth, _)| from + nth != position);
             self.buckets[i].learn(
-                Said { per_minute: reading.limit, remaining, reset: reading.reset, sent, own: own[i], spent: spent[i] },
+                Said {
+                    per_minute: reading.limit,
+                    remaining,
+                    reset: reading.reset,
+                    sent,
+                    own: own[i],
+                    asked: asked[i],
+                    spent: spent[i],
+                },
                 uncounted.map(|(_, entry)| (entry.sent, entry.cost[i])),
                 self.guard,
                 now,
