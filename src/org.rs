@@ -266,6 +266,8 @@ struct Board {
     in_flight: AtomicUsize,
     waiting: AtomicUsize,
     headroom: AtomicU64,
+    headroom_rate: AtomicU64,
+    headroom_at: AtomicU64,
     penalty: AtomicU64,
     penalty_at: AtomicU64,
     is_out: AtomicBool,
@@ -430,10 +432,17 @@ impl Org {
         use_ + 0.1 * (1.0 - self.headroom()) + self.penalty()
     }
 
-    /// The least fraction left of any of its quotas, `0.0..=1.0`.
+    /// The least fraction left of any of its quotas, `0.0..=1.0`. It comes back by itself, as fast as the quota does, so that an
+    /// org that was nearly spent and not asked since is not avoided for ever.
     #[must_use]
     pub fn headroom(&self) -> f64 {
-        f64::from_bits(self.board.headroom.load(Relaxed))
+        let board = &self.board;
+        let last = f64::from_bits(board.headroom.load(Relaxed));
+        if last >= 1.0 {
+            return last;
+        }
+        let age = Duration::from_nanos(board.since_birth().saturating_sub(board.headroom_at.load(Relaxed)));
+        (last + f64::from_bits(board.headroom_rate.load(Relaxed)) * age.as_secs_f64()).min(1.0)
     }
 
     /// Counts the changes of what the board's rare cells say (limit, hold, out), so that a watcher can tell whether to look.
@@ -537,8 +546,12 @@ impl Org {
         self.board.waiting.store(waiting, Relaxed);
     }
 
-    pub(crate) fn write_headroom(&self, headroom: f64) {
-        self.board.headroom.store(headroom.clamp(0.0, 1.0).to_bits(), Relaxed);
+    /// What is left now, and how much comes back in a second.
+    pub(crate) fn write_headroom(&self, headroom: f64, per_second: f64) {
+        let board = &self.board;
+        board.headroom_at.store(board.since_birth(), Relaxed);
+        board.headroom_rate.store(per_second.to_bits(), Relaxed);
+        board.headroom.store(headroom.clamp(0.0, 1.0).to_bits(), Relaxed);
     }
 
     pub(crate) fn write_organisation(&self, id: &str) {
@@ -585,6 +598,8 @@ impl Board {
             in_flight: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             headroom: AtomicU64::new(1.0f64.to_bits()),
+            headroom_rate: AtomicU64::new(0),
+            headroom_at: AtomicU64::new(0),
             penalty: AtomicU64::new(0),
             penalty_at: AtomicU64::new(0),
             is_out: AtomicBool::new(is_out),

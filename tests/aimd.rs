@@ -110,7 +110,7 @@ macro_rules! both {
     ($(async fn $name:ident($make:ident) $body:block)*) => {
         mod either {
             use super::*;
-            $(pub async fn $name<R: Release<Response<Script>> + 'static>($make: Make<R>) $body)*
+            $(pub(super) async fn $name<R: Release<Response<Script>> + 'static>($make: Make<R>) $body)*
         }
         mod at_head {
             use super::*;

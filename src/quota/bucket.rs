@@ -34,6 +34,8 @@ pub(crate) struct Bucket {
     shared: bool,
     /// The largest level seen; providers do not announce it.
     capacity: f64,
+    /// What the bucket would hold at the announced reset: for reports only, since resets are rounded.
+    full: f64,
     /// What is left, all that was reserved or sent already taken off. Below zero while a call waits that does not fit.
     level: f64,
     /// The moment for which `level` holds.
@@ -66,8 +68,10 @@ pub(crate) struct Said {
     pub(crate) sent: Instant,
     /// What the call itself cost; 0 if it was refused.
     pub(crate) own: f64,
-    /// The cost of all calls that this answer says nothing certain about.
-    pub(crate) uncounted: f64,
+    /// What it would have cost.
+    pub(crate) asked: f64,
+    /// How long after it the bucket is full again, by what it says.
+    pub(crate) reset: Option<Duration>,
     /// All that was ever sent and not refused, up to and including this call.
     pub(crate) spent: f64,
 }
@@ -79,6 +83,7 @@ impl Bucket {
             refill: 0.0,
             shared: false,
             capacity: 0.0,
+            full: 0.0,
             level: 0.0,
             at: now,
             pending: 0.0,
@@ -115,24 +120,43 @@ impl Bucket {
         part.max(MARK_CALLS.min(self.capacity)).max(f64::MIN_POSITIVE)
     }
 
-    /// The least fraction left, 1 where nothing is known.
-    pub(crate) fn headroom(&self, now: Instant) -> f64 {
-        if self.known() && self.capacity > 0.0 { (self.level_at(now) / self.capacity).clamp(0.0, 1.0) } else { 1.0 }
+    /// The fraction left, 1 where nothing is known; and how much of it comes back in a second.
+    pub(crate) fn headroom(&self, now: Instant) -> (f64, f64) {
+        if !self.known() {
+            return (1.0, 0.0);
+        }
+        let mut full = self.capacity.max(self.full);
+        if full <= 0.0 {
+            // Nothing was ever seen in it: a minute's worth will do.
+            full = self.announced.unwrap_or(1.0) * 60.0;
+        }
+        let dt = now.saturating_duration_since(self.at).as_secs_f64();
+        (((self.level + self.refill * dt) / full).clamp(0.0, 1.0), self.refill / full)
     }
 
-    /// When a call of this cost fits and its turn has come; at or before `now` if it may go. Far away if never.
+    /// When a call of this cost fits and its turn has come; at or before `now` if it may go. Far away if never, or if it takes
+    /// an event: what is reserved must be sent or given back first.
     pub(crate) fn opens_at(&self, cost: f64, now: Instant) -> Instant {
-        if !self.known() || cost <= 0.0 {
+        if !self.known() {
             return now;
         }
-        // One that is larger than the bucket goes when the bucket is full.
-        self.fits_at(cost.min(self.capacity - self.pending), now).max(self.next)
+        // One that is larger than the bucket goes when the bucket is full; none goes while a call waits that does not fit.
+        let fits = self.fits_at(cost.max(0.0).min(self.capacity), now);
+        if cost <= 0.0 {
+            return fits;
+        }
+        // The pace keeps a reserve. Once that is there again the pace has done its work, however dear the last call was.
+        let calm = if self.shared { self.capacity } else { self.mark().min(self.capacity) };
+        fits.max(self.next.min(self.fits_at(calm, now)))
     }
 
     fn fits_at(&self, need: f64, now: Instant) -> Instant {
         let missing = need - self.level_at(now);
         if missing <= 0.0 {
             return now;
+        }
+        if need > self.capacity - self.pending {
+            return now + FAR;
         }
         // A millisecond is the timer's grain, so a rounding error of the level is never worth another turn.
         let wait = missing / self.refill.max(f64::MIN_POSITIVE) + 1e-6;
@@ -200,16 +224,27 @@ impl Bucket {
         self.next = from + gap;
     }
 
-    /// Learns from an answer.
-    pub(crate) fn learn(&mut self, said: Said, guard: Duration, now: Instant) {
-        if let Some(per_minute) = said.per_minute.filter(|limit| *limit > 0.0) {
+    /// Learns from an answer. `uncounted` are the calls that it says nothing certain about: when each was sent, in this
+    /// order, and its cost.
+    pub(crate) fn learn(
+        &mut self,
+        said: Said,
+        uncounted: impl Iterator<Item = (Instant, f64)>,
+        guard: Duration,
+        now: Instant,
+    ) {
+        if let Some(per_minute) = said.per_minute.filter(|limit| PLAUSIBLE.contains(limit)) {
             self.announce(per_minute / 60.0, now);
         }
-        let Some(remaining) = said.remaining else { return };
+        let Some(remaining) = said.remaining.map(|remaining| remaining.min(*PLAUSIBLE.end())) else { return };
         if self.announced.is_none() {
             return;
         }
-        let capacity = self.capacity.max(remaining + said.own);
+        let mut capacity = self.capacity.max(remaining + said.own);
+        if capacity <= 0.0 {
+            // Nothing was ever seen in it; one call at least it must hold.
+            capacity = said.asked;
+        }
         self.capacity = capacity;
         // Answers overtake one another: the one whose call was sent last knows best.
         if self.reference.is_some_and(|reference| reference > said.sent) {
@@ -217,9 +252,19 @@ impl Bucket {
         }
         self.reference = Some(said.sent);
         self.observe(remaining, &said);
-        // It came back since the call arrived, which was no earlier than it was sent.
-        let since = now.saturating_duration_since(said.sent + guard).as_secs_f64();
-        self.level = (remaining + self.refill * since - said.uncounted).min(capacity) - self.pending;
+        if let Some(reset) = said.reset {
+            self.full = remaining + self.refill * reset.min(FAR).as_secs_f64();
+        }
+        // It came back since the call arrived, which was no earlier than it was sent. Step by step, since what a full bucket
+        // does not take is lost.
+        let (mut level, mut at) = (remaining, said.sent.checked_add(guard).unwrap_or(now).min(now));
+        for (sent, cost) in uncounted {
+            let dt = sent.saturating_duration_since(at).as_secs_f64();
+            level = (level + self.refill * dt).min(capacity) - cost;
+            at = at.max(sent);
+        }
+        let dt = now.saturating_duration_since(at).as_secs_f64();
+        self.level = (level + self.refill * dt).min(capacity) - self.pending;
         self.at = now;
         // The pace is set by what is left: one that was set too slow, knowing less, is set anew.
         let mark = self.mark();
@@ -276,6 +321,9 @@ impl Bucket {
         (self.capacity, self.level, self.refill, self.shared)
     }
 }
+
+/// Figures outside make no sense, and would make figures that are no numbers.
+pub(crate) const PLAUSIBLE: std::ops::RangeInclusive<f64> = 1e-3..=1e15;
 
 /// Further away than any quota's window; keeps instants in range.
 const FAR: Duration = Duration::from_secs(86_400);

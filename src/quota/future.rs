@@ -3,7 +3,7 @@
 use std::{
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
 use http::{Response, StatusCode};
@@ -66,19 +66,21 @@ impl Sent {
         let usage = response.extensions().get::<Stamp>().and_then(|stamp| stamp.usage);
         let refused = response.status() == StatusCode::TOO_MANY_REQUESTS;
         let organisation = dialect::organisation(response.headers());
-        self.gate.update(|quota, now| {
+        let impatient = self.gate.update(|quota, now| {
             quota.answered(self.call, &readings, refused, usage, now);
             if let Some(id) = organisation {
                 quota.identify(id);
             }
+            quota.impatient()
         });
+        impatient.into_iter().for_each(Waker::wake);
     }
 }
 
 impl Drop for Sent {
     fn drop(&mut self) {
         if !self.answered {
-            self.gate.update(|quota, _| quota.close(self.call));
+            self.gate.update(|quota, now| quota.close(self.call, now));
         }
     }
 }
@@ -108,10 +110,9 @@ where
         loop {
             match this.state.as_mut().project() {
                 StateProj::Waiting { unsent, sleep } => {
-                    ready!(sleep.as_mut().poll(cx));
                     let Unsent { mut inner, request, reserved } =
                         *unsent.take().expect("taken only when the state is left");
-                    match reserved.send() {
+                    match reserved.send(cx.waker()) {
                         Ok(sent) => {
                             let future = inner.call(request);
                             this.state.set(State::Calling { future, sent: Some(sent) });
@@ -119,6 +120,7 @@ where
                         Err((reserved, at)) => {
                             *unsent = Some(Box::new(Unsent { inner, request, reserved }));
                             sleep.as_mut().reset(at);
+                            ready!(sleep.as_mut().poll(cx));
                         }
                     }
                 }

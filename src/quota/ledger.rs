@@ -1,11 +1,11 @@
 //! The law of one org's quota: a bucket a resource, and a ledger of calls whose answers are still to be believed. Pure.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, task::Waker, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
-    bucket::{Bucket, Said},
+    bucket::{Bucket, PLAUSIBLE, Said},
     cost::Cost,
     dialect::{Readings, Resource},
 };
@@ -28,6 +28,8 @@ pub(crate) struct Quota {
     spent: PerResource,
     usual: Usual,
     guard: Duration,
+    /// Calls that wait in their own futures, to be woken when more is there than time alone brings.
+    impatient: Vec<Waker>,
 }
 
 struct Entry {
@@ -57,12 +59,15 @@ impl Quota {
             spent: PerResource::default(),
             usual: Usual::default(),
             guard,
+            impatient: vec![],
         }
     }
 
     fn price(&self, cost: Cost) -> PerResource {
-        let input = cost.input_tokens.unwrap_or(self.usual.input);
-        let output = cost.output_tokens.unwrap_or(self.usual.output);
+        // An estimate that is no amount is none.
+        let sound = |tokens: &f64| (0.0..=*PLAUSIBLE.end()).contains(tokens);
+        let input = cost.input_tokens.filter(sound).unwrap_or(self.usual.input);
+        let output = cost.output_tokens.filter(sound).unwrap_or(self.usual.output);
         let mut price = PerResource::default();
         price[Resource::Requests.index()] = 1.0;
         price[Resource::InputTokens.index()] = input;
@@ -101,6 +106,19 @@ impl Quota {
         }
     }
 
+    /// Remembers whom to wake when more is there than time alone brings.
+    pub(crate) fn wake_when_more(&mut self, waker: &Waker) {
+        if !self.impatient.iter().any(|other| other.will_wake(waker)) {
+            self.impatient.push(waker.clone());
+        }
+    }
+
+    /// Those who are to look again, now that more may be there. To be woken outside the lock.
+    #[must_use]
+    pub(crate) fn impatient(&mut self) -> Vec<Waker> {
+        std::mem::take(&mut self.impatient)
+    }
+
     pub(crate) fn give_back(&mut self, cost: &PerResource, now: Instant) {
         self.each(cost, |bucket, cost| bucket.give_back(cost, now));
     }
@@ -132,11 +150,12 @@ impl Quota {
             self.learn_usual(usage);
         }
         let Some(position) = self.position(call) else { return };
+        let asked = self.ledger[position].cost;
         if refused {
             self.refund(position, now);
         }
         if readings.is_empty() {
-            self.close(call);
+            self.close(call, now);
             return;
         }
         let (sent, own, spent) = {
@@ -144,16 +163,8 @@ impl Quota {
             (entry.sent, entry.cost, entry.spent)
         };
         // Arrivals over many connections are permuted: what was sent just before may have come in after.
-        let sure = sent.checked_sub(self.guard).unwrap_or(sent);
-        let from = self.ledger.partition_point(|entry| entry.sent <= sure);
-        let mut uncounted = PerResource::default();
-        for (i, entry) in self.ledger.range(from..).enumerate() {
-            if from + i != position {
-                for (sum, cost) in uncounted.iter_mut().zip(&entry.cost) {
-                    *sum += cost;
-                }
-            }
-        }
+        let sure = sent.checked_sub(self.guard);
+        let from = self.ledger.partition_point(|entry| sure.is_some_and(|sure| entry.sent <= sure));
         for resource in Resource::ALL {
             let Some(reading) = readings.get(resource) else { continue };
             let i = resource.index();
@@ -163,24 +174,28 @@ impl Quota {
                 _ if remaining % 1000.0 == 0.0 => (remaining - 500.0).max(0.0),
                 _ => remaining,
             });
+            let uncounted = self.ledger.range(from..).enumerate().filter(|(nth, _)| from + nth != position);
             self.buckets[i].learn(
                 Said {
                     per_minute: reading.limit,
                     remaining,
+                    reset: reading.reset,
                     sent,
                     own: own[i],
-                    uncounted: uncounted[i],
+                    asked: asked[i],
                     spent: spent[i],
                 },
+                uncounted.map(|(_, entry)| (entry.sent, entry.cost[i])),
                 self.guard,
                 now,
             );
         }
         // Whatever was sent clearly before this call is counted in what its answer says.
         self.forget(from);
-        self.close(call);
-        let headroom = self.buckets.iter().map(|bucket| bucket.headroom(now)).fold(1.0, f64::min);
-        self.org.write_headroom(headroom);
+        self.close(call, now);
+        let each = self.buckets.iter().map(|bucket| bucket.headroom(now));
+        let (headroom, per_second) = each.fold((1.0, 0.0), |least, one| if one.0 < least.0 { one } else { least });
+        self.org.write_headroom(headroom, per_second);
     }
 
     fn refund(&mut self, position: usize, now: Instant) {
@@ -197,7 +212,7 @@ impl Quota {
     }
 
     /// No answer of this call will be read any more. It is kept while one that was sent at about the same time may still be.
-    pub(crate) fn close(&mut self, call: u64) {
+    pub(crate) fn close(&mut self, call: u64, now: Instant) {
         if let Some(position) = self.position(call) {
             self.ledger[position].closed = true;
         }
@@ -205,9 +220,12 @@ impl Quota {
             self.first_open += 1;
         }
         // What is before the first open call was sent before any answer yet to be read; what is long before it, is counted.
-        let Some(open) = self.position(self.first_open) else { return };
-        let sure = self.ledger[open].sent.checked_sub(self.guard).unwrap_or(self.ledger[open].sent);
-        let settled = self.ledger.range(..open).take_while(|entry| entry.sent < sure).count();
+        // Where none is open, the next is sent now at the earliest.
+        let open = self.position(self.first_open);
+        let earliest = open.map_or(now, |open| self.ledger[open].sent);
+        let Some(sure) = earliest.checked_sub(self.guard) else { return };
+        let done = self.ledger.range(..open.unwrap_or(self.ledger.len()));
+        let settled = done.take_while(|entry| entry.sent < sure).count();
         self.forget(settled);
     }
 

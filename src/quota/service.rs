@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
 use http::{Request, Response};
@@ -35,10 +35,18 @@ pub(super) struct Reserved {
 }
 
 impl Reserved {
-    /// Sends the call if its cost is covered; else gives itself back, and when to ask again.
-    pub(super) fn send(mut self) -> Result<Sent, (Self, Instant)> {
+    /// Sends the call if its cost is covered; else gives itself back, and when to ask again. `waker` is woken where that
+    /// comes earlier.
+    pub(super) fn send(mut self, waker: &Waker) -> Result<Sent, (Self, Instant)> {
         let gate = self.gate.take().expect("taken only by sending, which consumes it");
-        match gate.update(|quota, now| quota.send(self.cost, now)) {
+        let sent = gate.update(|quota, now| {
+            let sent = quota.send(self.cost, now);
+            if sent.is_err() {
+                quota.wake_when_more(waker);
+            }
+            sent
+        });
+        match sent {
             Ok(call) => Ok(Sent::new(gate, call)),
             Err(at) => {
                 self.gate = Some(gate);
@@ -65,7 +73,11 @@ impl Reserved {
 impl Drop for Reserved {
     fn drop(&mut self) {
         if let Some(gate) = self.gate.take() {
-            gate.update(|quota, now| quota.give_back(&self.cost, now));
+            let impatient = gate.update(|quota, now| {
+                quota.give_back(&self.cost, now);
+                quota.impatient()
+            });
+            impatient.into_iter().for_each(Waker::wake);
         }
     }
 }

@@ -1,5 +1,5 @@
 //! A service that checks how it is used and answers as told, and a body that does as it is told.
-#![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
 use std::{
     collections::{BTreeMap, VecDeque},
