@@ -296,6 +296,20 @@ fn those_who_wait_are_served_in_the_order_of_their_calls() {
 }
 
 #[test]
+fn a_newcomer_does_not_take_what_somebody_waits_for() {
+    let desk = Desk::new(&["a"], 0);
+    let balance = desk.balance();
+    let mut waits = call(&balance, 1);
+    assert_pending!(waits.poll());
+    desk.hand("a").slots(1);
+    let mut comes = call(&balance, 2);
+    assert_pending!(comes.poll());
+    assert_eq!(desk.hand("a").in_flight(), [0; 0], "it is the turn of the one who was called");
+    assert_pending!(waits.poll());
+    assert_eq!(desk.hand("a").in_flight(), [1]);
+}
+
+#[test]
 fn a_dropped_waiter_that_had_been_called_hands_its_turn_on() {
     let desk = Desk::new(&["a"], 0);
     let balance = desk.balance();

@@ -188,7 +188,7 @@ impl Hand {
         self.change(|state| {
             state.counts.instances += 1;
             state.next += 1;
-            Member { hand: self.clone(), id: state.next, readied: false, token: false }
+            Member { hand: self.clone(), id: state.next, readied: false, failed: false, token: false }
         })
     }
 
@@ -211,6 +211,7 @@ pub struct Member {
     hand: Hand,
     id: u64,
     readied: bool,
+    failed: bool,
     token: bool,
 }
 
@@ -238,6 +239,7 @@ impl Service<Req> for Member {
     type Future = FlightFuture;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
+        assert!(!self.failed, "an instance is asked again that has failed");
         let mut state = self.hand.lock();
         state.counts.polls += 1;
         if self.readied {
@@ -245,6 +247,7 @@ impl Service<Req> for Member {
         }
         if state.errors > 0 {
             state.errors -= 1;
+            self.failed = true;
             return Poll::Ready(Err(Broken("not ready for once")));
         }
         if state.greedy && !self.token {
