@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::outcome::DEFAULT_CEILING;
+
 /// Below this part of the capacity calls are paced. 15 % was enough in a simulation with one copy of us.
 const MARK: f64 = 0.15;
 /// The same while somebody else spends too: with two copies on one key, 30 % brought refusals from 12 % to 0.6 %.
@@ -42,6 +44,8 @@ pub(crate) struct Bucket {
     pending: f64,
     /// The pace: no call before.
     next: Instant,
+    /// When something was last reserved or learnt.
+    touched: Instant,
     /// When the call was sent whose answer `level` rests on.
     reference: Option<Instant>,
     window: Option<Window>,
@@ -64,7 +68,7 @@ pub(crate) struct Said {
     pub(crate) remaining: Option<f64>,
     /// When the call was sent.
     pub(crate) sent: Instant,
-    /// What the call itself cost; 0 if it was refused.
+    /// What the call itself cost, as far as is known for sure; 0 if it was refused.
     pub(crate) own: f64,
     /// The cost of all calls that this answer says nothing certain about.
     pub(crate) uncounted: f64,
@@ -83,6 +87,7 @@ impl Bucket {
             at: now,
             pending: 0.0,
             next: now,
+            touched: now,
             reference: None,
             window: None,
         }
@@ -120,13 +125,16 @@ impl Bucket {
         if self.known() && self.capacity > 0.0 { (self.level_at(now) / self.capacity).clamp(0.0, 1.0) } else { 1.0 }
     }
 
-    /// When a call of this cost fits and its turn has come; at or before `now` if it may go. Far away if never.
+    /// When a call of this cost fits and its turn has come; at or before `now` if it may go.
+    ///
+    /// What would take longer than [`BELIEVED`] is not believed blindly, as hints are not: a figure may be wrong, and nothing but
+    /// another answer puts it right. So one call goes whenever so much time has passed without any.
     pub(crate) fn opens_at(&self, cost: f64, now: Instant) -> Instant {
         if !self.known() || cost <= 0.0 {
             return now;
         }
         // One that is larger than the bucket goes when the bucket is full.
-        self.fits_at(cost.min(self.capacity - self.pending), now).max(self.next)
+        self.fits_at(cost.min(self.capacity - self.pending), now).max(self.next).min(self.touched + BELIEVED)
     }
 
     fn fits_at(&self, need: f64, now: Instant) -> Instant {
@@ -145,6 +153,7 @@ impl Bucket {
         self.pace(cost, now);
         self.level -= cost;
         self.pending += cost;
+        self.touched = now;
     }
 
     /// What was reserved turns out to cost something else.
@@ -167,12 +176,14 @@ impl Bucket {
         if !self.known() {
             return now;
         }
-        self.fits_at(f64::min(0.0, self.capacity - self.pending.max(cost)), now)
+        self.fits_at(f64::min(0.0, self.capacity - self.pending.max(cost)), now).min(self.touched + BELIEVED)
     }
 
     /// What was reserved is sent.
     pub(crate) fn sent(&mut self, cost: f64) {
         self.pending -= cost;
+        // One that was larger than the bucket: no provider runs up a debt of more than a bucket.
+        self.level = self.level.max(-self.capacity - self.pending);
     }
 
     /// The provider refused the call, so it did not count it.
@@ -216,6 +227,7 @@ impl Bucket {
             return;
         }
         self.reference = Some(said.sent);
+        self.touched = now;
         self.observe(remaining, &said);
         // It came back since the call arrived, which was no earlier than it was sent.
         let since = now.saturating_duration_since(said.sent + guard).as_secs_f64();
@@ -276,6 +288,9 @@ impl Bucket {
         (self.capacity, self.level, self.refill, self.shared)
     }
 }
+
+/// The longest wait that is believed without another answer: as long as for hints.
+const BELIEVED: Duration = DEFAULT_CEILING;
 
 /// Further away than any quota's window; keeps instants in range.
 const FAR: Duration = Duration::from_secs(86_400);

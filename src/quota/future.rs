@@ -79,7 +79,7 @@ impl Sent {
 impl Drop for Sent {
     fn drop(&mut self) {
         if !self.answered {
-            self.gate.update(|quota, _| quota.close(self.call));
+            self.gate.update(|quota, now| quota.close(self.call, now));
         }
     }
 }

@@ -17,6 +17,9 @@ pub(crate) type PerResource = [f64; Resource::ALL.len()];
 /// How much of what was learnt of a call's usual cost is replaced by the next answer's.
 const LEARN: f64 = 0.2;
 
+/// No call has so many tokens. Beyond some such bound sums lose what is small.
+const TOKENS_MAX: f64 = 1e9;
+
 pub(crate) struct Quota {
     org: Org,
     buckets: [Bucket; Resource::ALL.len()],
@@ -61,8 +64,10 @@ impl Quota {
     }
 
     fn price(&self, cost: Cost) -> PerResource {
-        let input = cost.input_tokens.unwrap_or(self.usual.input);
-        let output = cost.output_tokens.unwrap_or(self.usual.output);
+        // An estimate that makes no sense (an average over nothing is NaN) is none: it must not spoil what is known.
+        let sane = |tokens: &f64| tokens.is_finite() && *tokens >= 0.0;
+        let input = cost.input_tokens.filter(sane).unwrap_or(self.usual.input).min(TOKENS_MAX);
+        let output = cost.output_tokens.filter(sane).unwrap_or(self.usual.output).min(TOKENS_MAX);
         let mut price = PerResource::default();
         price[Resource::Requests.index()] = 1.0;
         price[Resource::InputTokens.index()] = input;
@@ -136,13 +141,14 @@ impl Quota {
             self.refund(position, now);
         }
         if readings.is_empty() {
-            self.close(call);
+            self.close(call, now);
             return;
         }
-        let (sent, own, spent) = {
-            let entry = &self.ledger[position];
-            (entry.sent, entry.cost, entry.spent)
-        };
+        let (sent, spent) = (self.ledger[position].sent, self.ledger[position].spent);
+        // What the call itself cost, where that is known: an estimate may be far off, and would be learnt as capacity for good.
+        let used = usage.unwrap_or_default();
+        let used = Cost::tokens(Some(used.input_tokens as f64), Some(used.output_tokens as f64));
+        let own = if refused { PerResource::default() } else { self.price(used) };
         // Arrivals over many connections are permuted: what was sent just before may have come in after.
         let sure = sent.checked_sub(self.guard).unwrap_or(sent);
         let from = self.ledger.partition_point(|entry| entry.sent <= sure);
@@ -178,7 +184,7 @@ impl Quota {
         }
         // Whatever was sent clearly before this call is counted in what its answer says.
         self.forget(from);
-        self.close(call);
+        self.close(call, now);
         let headroom = self.buckets.iter().map(|bucket| bucket.headroom(now)).fold(1.0, f64::min);
         self.org.write_headroom(headroom);
     }
@@ -197,7 +203,7 @@ impl Quota {
     }
 
     /// No answer of this call will be read any more. It is kept while one that was sent at about the same time may still be.
-    pub(crate) fn close(&mut self, call: u64) {
+    pub(crate) fn close(&mut self, call: u64, now: Instant) {
         if let Some(position) = self.position(call) {
             self.ledger[position].closed = true;
         }
@@ -205,8 +211,10 @@ impl Quota {
             self.first_open += 1;
         }
         // What is before the first open call was sent before any answer yet to be read; what is long before it, is counted.
-        let Some(open) = self.position(self.first_open) else { return };
-        let sure = self.ledger[open].sent.checked_sub(self.guard).unwrap_or(self.ledger[open].sent);
+        // Where none is open, the next one to be sent stands for it.
+        let open = self.position(self.first_open).unwrap_or(self.ledger.len());
+        let next = self.ledger.get(open).map_or(now, |entry| entry.sent);
+        let sure = next.checked_sub(self.guard).unwrap_or(next);
         let settled = self.ledger.range(..open).take_while(|entry| entry.sent < sure).count();
         self.forget(settled);
     }
@@ -227,6 +235,7 @@ impl Quota {
         for (usual, used) in
             [(&mut self.usual.input, usage.input_tokens as f64), (&mut self.usual.output, usage.output_tokens as f64)]
         {
+            let used = used.min(TOKENS_MAX);
             *usual = if *usual == 0.0 { used } else { *usual + LEARN * (used - *usual) };
         }
     }
