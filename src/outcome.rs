@@ -26,6 +26,9 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 /// obeyed blindly (clients that did looked hung for days); the org is asked again, by one call, whenever this has passed.
 pub const DEFAULT_CEILING: Duration = Duration::from_secs(300);
 
+/// A longer ceiling is taken as this one, so that adding a believed wait to the clock cannot overflow.
+pub(crate) const CEILING_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// What an answer, or the lack of one, means.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -205,7 +208,7 @@ impl Outcome {
     ///
     /// `x-should-retry: true` makes a final refusal ([`Class::Terminal`]) passing; `false` makes a passing failure
     /// ([`Class::Overloaded`]) final; it never touches throttling or a refused key. The hint is read from 429s and from
-    /// passing failures (a 503 may name its wait too).
+    /// passing failures (a 503 may name its wait too), and is at most `ceiling`, and a year.
     #[must_use]
     pub fn of_head(status: StatusCode, headers: &HeaderMap, ceiling: Duration) -> Self {
         let mut class = Class::of_status(status);
@@ -223,7 +226,7 @@ impl Outcome {
             Class::Overloaded => hint::retry_after(headers, SystemTime::now(), ceiling),
             _ => None,
         };
-        Outcome::of(class).not_before(hint.map(|wait| Instant::now() + wait))
+        Outcome::of(class).not_before(hint.map(|wait| Instant::now() + wait.min(CEILING_MAX)))
     }
 }
 

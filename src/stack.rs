@@ -102,7 +102,8 @@ impl Stack {
     /// keep alive, so that every slot finds a request waiting and memory does not grow with the queue.
     #[must_use]
     pub fn live_bound(&self, family: &Family) -> usize {
-        2 * self.orgs.iter().map(|org| self.limit.caps().of(&org.family(family))).sum::<usize>()
+        let caps = self.orgs.iter().map(|org| self.limit.caps().of(&org.family(family)));
+        caps.fold(0, usize::saturating_add).saturating_mul(2)
     }
 
     /// The stack around `client`. Clone the service for every task that calls it; all clones share limits, quotas and line.

@@ -169,7 +169,7 @@ impl Law {
     fn refused_until(&mut self, until: Instant, current: bool, now: Instant) {
         let ceiling = now + self.settings.ceiling.min(FAR);
         // A hint that its reader cut down to the same ceiling was cut a moment ago.
-        let parked = until + READING.min(self.settings.ceiling / 2) >= ceiling;
+        let parked = ceiling.checked_sub(READING.min(self.settings.ceiling / 2)).is_some_and(|at| until >= at);
         let reason = if parked { HoldReason::Parked } else { HoldReason::Hint };
         if current {
             // A call that went alone says nothing about how many may go together.

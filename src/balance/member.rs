@@ -47,6 +47,21 @@ impl Wake for Bell {
     }
 }
 
+/// Rung when the org is put out. It may have been the last one, and then nothing will happen any more that would call those who
+/// are not called now: so all are.
+struct Knell(Arc<Bell>);
+
+impl Wake for Knell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.wake_by_ref();
+        self.0.queue.call(usize::MAX);
+    }
+}
+
 /// The member's instance, locked for a poll or a call.
 struct Own<'a, M> {
     instance: MutexGuard<'a, M>,
@@ -77,7 +92,7 @@ impl<M> Member<M> {
             queue: queue.clone(),
         });
         let waker = Waker::from(bell.clone());
-        org.watch(waker.clone());
+        org.watch(Waker::from(Arc::new(Knell(bell.clone()))));
         Member { org, own: Mutex::new(own), waits: AtomicBool::new(false), bell, waker }
     }
 

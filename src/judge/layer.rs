@@ -15,9 +15,6 @@ use crate::{
 /// answers are smaller.
 pub const DEFAULT_CEILING: u64 = 32 << 20;
 
-/// A longer ceiling for hints is taken as this one, so that adding a believed hint to the clock cannot overflow.
-const HINT_CEILING_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
-
 /// Which bodies are gathered.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,7 +104,7 @@ impl JudgeLayer {
     /// year.
     #[must_use]
     pub fn hint_ceiling(mut self, ceiling: Duration) -> Self {
-        Arc::make_mut(&mut self.rules).hint_ceiling = ceiling.min(HINT_CEILING_MAX);
+        Arc::make_mut(&mut self.rules).hint_ceiling = ceiling.min(outcome::CEILING_MAX);
         self
     }
 

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::outcome::DEFAULT_CEILING;
+
 /// Below this part of the capacity calls are paced. 15 % was enough in a simulation with one copy of us.
 const MARK: f64 = 0.15;
 /// The same while somebody else spends too: with two copies on one key, 30 % brought refusals from 12 % to 0.6 %.
@@ -44,6 +46,8 @@ pub(crate) struct Bucket {
     pending: f64,
     /// The pace: no call before.
     next: Instant,
+    /// When something was last reserved or learnt.
+    touched: Instant,
     /// When the call was sent whose answer `level` rests on.
     reference: Option<Instant>,
     window: Option<Window>,
@@ -66,7 +70,7 @@ pub(crate) struct Said {
     pub(crate) remaining: Option<f64>,
     /// When the call was sent.
     pub(crate) sent: Instant,
-    /// What the call itself cost; 0 if it was refused.
+    /// What the call itself cost, as far as is known for sure; 0 if it was refused.
     pub(crate) own: f64,
     /// What it would have cost.
     pub(crate) asked: f64,
@@ -88,6 +92,7 @@ impl Bucket {
             at: now,
             pending: 0.0,
             next: now,
+            touched: now,
             reference: None,
             window: None,
         }
@@ -134,20 +139,23 @@ impl Bucket {
         (((self.level + self.refill * dt) / full).clamp(0.0, 1.0), self.refill / full)
     }
 
-    /// When a call of this cost fits and its turn has come; at or before `now` if it may go. Far away if never, or if it takes
-    /// an event: what is reserved must be sent or given back first.
+    /// When a call of this cost fits and its turn has come; at or before `now` if it may go. Far away if it takes an event:
+    /// what is reserved must be sent or given back first.
+    ///
+    /// What would take longer than [`BELIEVED`] is not believed blindly, as hints are not: a figure may be wrong, and nothing but
+    /// another answer puts it right. So one call goes whenever so much time has passed without any.
     pub(crate) fn opens_at(&self, cost: f64, now: Instant) -> Instant {
         if !self.known() {
             return now;
         }
         // One that is larger than the bucket goes when the bucket is full; none goes while a call waits that does not fit.
-        let fits = self.fits_at(cost.max(0.0).min(self.capacity), now);
+        let fits = self.fits_at(cost.max(0.0).min(self.capacity), now).min(self.touched + BELIEVED);
         if cost <= 0.0 {
             return fits;
         }
         // The pace keeps a reserve. Once that is there again the pace has done its work, however dear the last call was.
         let calm = if self.shared { self.capacity } else { self.mark().min(self.capacity) };
-        fits.max(self.next.min(self.fits_at(calm, now)))
+        fits.max(self.next.min(self.fits_at(calm, now)).min(self.touched + BELIEVED))
     }
 
     fn fits_at(&self, need: f64, now: Instant) -> Instant {
@@ -169,6 +177,7 @@ impl Bucket {
         self.pace(cost, now);
         self.level -= cost;
         self.pending += cost;
+        self.touched = now;
     }
 
     /// What was reserved turns out to cost something else.
@@ -191,12 +200,14 @@ impl Bucket {
         if !self.known() {
             return now;
         }
-        self.fits_at(f64::min(0.0, self.capacity - self.pending.max(cost)), now)
+        self.fits_at(f64::min(0.0, self.capacity - self.pending.max(cost)), now).min(self.touched + BELIEVED)
     }
 
     /// What was reserved is sent.
     pub(crate) fn sent(&mut self, cost: f64) {
         self.pending -= cost;
+        // One that was larger than the bucket: no provider runs up a debt of more than a bucket.
+        self.level = self.level.max(-self.capacity - self.pending);
     }
 
     /// The provider refused the call, so it did not count it.
@@ -251,6 +262,7 @@ impl Bucket {
             return;
         }
         self.reference = Some(said.sent);
+        self.touched = now;
         self.observe(remaining, &said);
         if let Some(reset) = said.reset {
             self.full = remaining + self.refill * reset.min(FAR).as_secs_f64();
@@ -323,7 +335,10 @@ impl Bucket {
 }
 
 /// Figures outside make no sense, and would make figures that are no numbers.
-pub(crate) const PLAUSIBLE: std::ops::RangeInclusive<f64> = 1e-3..=1e15;
+const PLAUSIBLE: std::ops::RangeInclusive<f64> = 1e-3..=1e15;
+
+/// The longest wait that is believed without another answer: as long as for hints.
+const BELIEVED: Duration = DEFAULT_CEILING;
 
 /// Further away than any quota's window; keeps instants in range.
 const FAR: Duration = Duration::from_secs(86_400);

@@ -14,6 +14,9 @@ use crate::{gate::Gate, org::Org};
 /// HTTP; with it none.
 const GUARD: Duration = Duration::from_millis(5);
 
+/// A longer guard is taken as this one: no call is on its way for so long, and it must be added to the clock.
+const GUARD_MAX: Duration = Duration::from_secs(3_600);
+
 /// Paces calls to one org by the quota headers of its answers. All services that one layer (or a clone of it) makes share
 /// what is known.
 pub struct QuotaHeaderLayer<E = ByBytes> {
@@ -30,9 +33,10 @@ impl QuotaHeaderLayer {
     }
 
     /// The same, with another idea of how far apart calls must be sent to arrive in order. Longer is more careful; it costs
-    /// a part of the first burst only.
+    /// a part of the first burst only. At most an hour.
     #[must_use]
     pub fn with_guard(org: &Org, guard: Duration) -> Self {
+        let guard = guard.min(GUARD_MAX);
         QuotaHeaderLayer { gate: Gate::new(Quota::new(org.clone(), guard, Instant::now())), estimate: ByBytes }
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, task::Waker, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    bucket::{Bucket, PLAUSIBLE, Said},
+    bucket::{Bucket, Said},
     cost::Cost,
     dialect::{Readings, Resource},
 };
@@ -16,6 +16,9 @@ pub(crate) type PerResource = [f64; Resource::ALL.len()];
 
 /// How much of what was learnt of a call's usual cost is replaced by the next answer's.
 const LEARN: f64 = 0.2;
+
+/// No call has so many tokens. Beyond some such bound sums lose what is small.
+const TOKENS_MAX: f64 = 1e9;
 
 pub(crate) struct Quota {
     org: Org,
@@ -64,10 +67,10 @@ impl Quota {
     }
 
     fn price(&self, cost: Cost) -> PerResource {
-        // An estimate that is no amount is none.
-        let sound = |tokens: &f64| (0.0..=*PLAUSIBLE.end()).contains(tokens);
-        let input = cost.input_tokens.filter(sound).unwrap_or(self.usual.input);
-        let output = cost.output_tokens.filter(sound).unwrap_or(self.usual.output);
+        // An estimate that makes no sense (an average over nothing is NaN) is none: it must not spoil what is known.
+        let sound = |tokens: &f64| tokens.is_finite() && *tokens >= 0.0;
+        let input = cost.input_tokens.filter(sound).unwrap_or(self.usual.input).min(TOKENS_MAX);
+        let output = cost.output_tokens.filter(sound).unwrap_or(self.usual.output).min(TOKENS_MAX);
         let mut price = PerResource::default();
         price[Resource::Requests.index()] = 1.0;
         price[Resource::InputTokens.index()] = input;
@@ -158,10 +161,11 @@ impl Quota {
             self.close(call, now);
             return;
         }
-        let (sent, own, spent) = {
-            let entry = &self.ledger[position];
-            (entry.sent, entry.cost, entry.spent)
-        };
+        let (sent, spent) = (self.ledger[position].sent, self.ledger[position].spent);
+        // What the call itself cost, where that is known: an estimate may be far off, and would be learnt as capacity for good.
+        let used = usage.unwrap_or_default();
+        let used = Cost::tokens(Some(used.input_tokens as f64), Some(used.output_tokens as f64));
+        let own = if refused { PerResource::default() } else { self.price(used) };
         // Arrivals over many connections are permuted: what was sent just before may have come in after.
         let sure = sent.checked_sub(self.guard);
         let from = self.ledger.partition_point(|entry| sure.is_some_and(|sure| entry.sent <= sure));
@@ -245,6 +249,7 @@ impl Quota {
         for (usual, used) in
             [(&mut self.usual.input, usage.input_tokens as f64), (&mut self.usual.output, usage.output_tokens as f64)]
         {
+            let used = used.min(TOKENS_MAX);
             *usual = if *usual == 0.0 { used } else { *usual + LEARN * (used - *usual) };
         }
     }

@@ -21,6 +21,9 @@ pub(crate) struct Policy {
     pub(crate) idempotency_key: bool,
 }
 
+/// Longer than any run, and short enough to be added to any instant: a longer wait must not become none.
+const FAR: Duration = Duration::from_secs(365 * 86_400);
+
 /// Exponential growth under a cap. `roll` is a draw from `0.0..1.0`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backoff {
@@ -40,12 +43,12 @@ impl Backoff {
 
     /// Full jitter: anything up to the longest wait. Spreads best those who failed together.
     pub(crate) fn full(&self, nth: u32, roll: f64) -> Duration {
-        self.longest(nth).mul_f64(roll)
+        self.longest(nth).min(FAR).mul_f64(roll)
     }
 
     /// Equal jitter: at least half of the longest wait, so that a provider which names no time is never hammered by luck.
     pub(crate) fn equal(&self, nth: u32, roll: f64) -> Duration {
-        self.longest(nth).mul_f64(0.5 + 0.5 * roll)
+        self.longest(nth).min(FAR).mul_f64(0.5 + 0.5 * roll)
     }
 }
 
