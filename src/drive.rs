@@ -24,7 +24,7 @@
 //!         Err(error) => eprintln!("{id}: {error}"),
 //!     }
 //! }
-//! assert_eq!(sum, (0..1_000).map(|n| n * n).sum());
+//! assert_eq!(sum, (0..1_000).map(|n| n * n).sum::<u64>());
 //! assert!(drive.peak_live() <= 16);
 //! # Ok(())
 //! # }

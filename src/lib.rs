@@ -1,6 +1,86 @@
-//! skeleton
+//! Composable [tower] layers that keep many organisations' API quotas busy without crossing one.
+//!
+//! You hold several organisations' keys for an API that allows so many requests and tokens a minute per organisation, and
+//! a hundred thousand calls to make. In this order: nothing is lost, nothing that was answered is sent twice, no quota is
+//! crossed, no quota is left idle.
+//!
+//! # One idea
+//!
+//! An org that must not be called now *is not ready*. A slot that is not free, a hold after a 429, a quota nearly used up:
+//! each is a `Pending` from `poll_ready`, and nothing else. So the balancer picks among orgs that have a slot *now*; a 429
+//! holds the org, not the request; live work tracks capacity, not the length of the queue; and nobody polls in a loop.
+//!
+//! # The stack
+//!
+//! ```text
+//! drive              a bound on logical requests alive
+//!   retry            two purses: errors, and 429s apart; hands the request back when it cannot go on
+//!     org balance    the less loaded of two ready orgs; one line a model family; no Buffer, no task
+//!       per member (an org × a model family):
+//!       aimd limit   slots: cut on 429, grown while full and clean, held on the hint
+//!       quota header pace by what the provider says remains
+//!       judge        reads the answer once, says what it means, stamps it for everyone above
+//!       org auth     key header and base URL
+//!         any HTTP client
+//! ```
+//!
+//! The order matters: a limiter *around* a retry would hold its slot through the backoff and see only the last answer; a
+//! retry *inside* the balancer could not go to another org. Every line is a [`Layer`](tower_layer::Layer) of its own: useful
+//! in a foreign stack, tested alone. [`stack`] composes them with good defaults.
+//!
+//! # The whole job
+//!
+#![cfg_attr(feature = "client", doc = "```no_run")]
+#![cfg_attr(not(feature = "client"), doc = "```ignore")]
+//! use bytes::Bytes;
+//! use http::Request;
+//! use http_body_util::Full;
+//! use tower_quota::{drive::Drive, org::{Family, Orgs}, stack::Stack};
+//!
+//! # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let stack = Stack::new(Orgs::from_env()?); // ANTHROPIC_API_KEY, ANTHROPIC_BATCH_KEY, ANTHROPIC_API_KEY_<TAG>
+//! let family = Family::of_model("claude-haiku-4-5");
+//! let bound = stack.live_bound(&family);
+//! let service = stack.build(tower_quota::client::http())?; // or client::https(), or any client of yours
+//!
+//! let items = (0..100_000).map(move |item| {
+//!     let body = format!(r#"{{"model":"claude-haiku-4-5","max_tokens":64,"messages":[{{"role":"user","content":"{item}?"}}]}}"#);
+//!     let mut request = Request::post("/v1/messages").body(Full::new(Bytes::from(body))).expect("a literal path");
+//!     request.extensions_mut().insert(family.clone());
+//!     (item, request)
+//! });
+//! let mut drive = Drive::iter(service, items, bound)?;
+//! while let Some((item, result)) = drive.next().await {
+//!     match result {
+//!         Ok(answer) => println!("{item}: {}", answer.status()),
+//!         Err(error) => println!("{item}: {error}"), // typed; rate limited is not failed
+//!     }
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! # Where to look
+//!
+//! | you want | look at |
+//! |---|---|
+//! | the ready-made composition | [`stack`] |
+//! | one layer in a stack of your own | [`aimd`], [`quota`], [`balance`], [`retry`], [`judge`], [`auth`] |
+//! | the orgs, their keys, what each is doing now | [`org`] |
+//! | what an answer means, and what that implies | [`outcome`] |
+//! | every way a provider says "not before" | [`hint`] |
+//! | a stream of requests in, outcomes out | [`drive`] |
+//! | a provider to test against | `sim` (feature `sim`) |
+//!
+//! # Features
+//!
+//! None is on by default. `client`: a ready-made hyper client; `rustls`: the same with HTTPS; `config`: pools from TOML;
+//! `ietf`: the IETF `RateLimit` fields as one more source of hints; `sim`: the simulated provider.
+//!
+//! [tower]: https://docs.rs/tower
+
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod aimd;
 pub mod auth;

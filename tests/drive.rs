@@ -202,6 +202,20 @@ async fn an_input_that_never_ends_does_not_keep_results_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_large_bound_is_filled_without_keeping_the_thread() {
+    let probe = Probe::default();
+    let mut drive = task::spawn(Drive::iter(probe.clone(), numbered(300, 50), 1_000).unwrap());
+    for called in [128, 256] {
+        assert_pending!(drive.poll_next());
+        assert_eq!(probe.called.get(), called);
+        assert!(drive.is_woken(), "it comes back for the rest");
+    }
+    assert_pending!(drive.poll_next());
+    assert_eq!(probe.called.get(), 300);
+    assert!(!drive.is_woken());
+}
+
+#[tokio::test(start_paused = true)]
 async fn results_come_as_they_complete() {
     let input = [(0, 30), (1, 10), (2, 20)];
     let mut drive = Drive::iter(Probe::default(), input, 3).unwrap();

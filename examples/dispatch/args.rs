@@ -18,8 +18,9 @@ use tower_quota::org::Dialect;
 pub(crate) struct Args {
     /// Requests, one a line, in Anthropic's or OpenAI's batch form; `-` reads standard input.
     ///
-    /// A file is read twice: all of it is checked before anything is sent. Standard input is checked as it comes: a bad
-    /// line ends the admission of requests.
+    /// A file is read twice: all of it is checked before anything is sent. Standard input is checked as it comes, and a bad
+    /// line ends the admission of requests; its ids are remembered, to find one given twice, at 10 to 20 bytes each. Nothing
+    /// else grows with the input.
     #[arg(long, value_name = "FILE|-")]
     pub(crate) input: Option<PathBuf>,
 
@@ -46,7 +47,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     pub(crate) single_org: Option<String>,
 
-    /// The most concurrent calls per org and model family, whatever the file says.
+    /// The most concurrent calls per org and model family. Else TOWER_QUOTA_CAP_<FAMILY> from the environment, the org's
+    /// own cap from the file, or a default for the family.
     #[arg(long, value_name = "N")]
     pub(crate) cap: Option<NonZeroUsize>,
 
@@ -54,9 +56,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     pub(crate) max_attempts: Option<NonZeroU32>,
 
-    /// How long one attempt may take: 30s, 5m, or plain seconds. Default: for ever.
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    pub(crate) timeout: Option<Duration>,
+    /// How long one attempt may take: 30s, 5m, or plain seconds.
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10m")]
+    pub(crate) timeout: Duration,
 
     /// How long one request may go on being answered by 429s, while nothing else gets on either; then it ends as
     /// `rate_limited`. Default 10m.
@@ -66,6 +68,10 @@ pub(crate) struct Args {
     /// How long the whole run may take, counted from the first request. What is not answered by then ends as `deadline`.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) deadline: Option<Duration>,
+
+    /// How long calls in flight may go on after the first Ctrl-C; then they end as `cancelled`. A second Ctrl-C ends at once.
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10s")]
+    pub(crate) grace: Duration,
 
     /// Write the final report here too, as JSON.
     #[arg(long, value_name = "FILE.json")]
@@ -117,6 +123,10 @@ fn duration(text: &str) -> Result<Duration, String> {
     };
     if duration.is_zero() {
         return Err("must be more than zero".to_owned());
+    }
+    // Far from where adding it to the clock would overflow.
+    if duration > Duration::from_secs(10 * 365 * 24 * 3600) {
+        return Err("must be at most ten years".to_owned());
     }
     Ok(duration)
 }

@@ -28,8 +28,6 @@ use crate::{
     wire::{self, Wire},
 };
 
-/// How long calls in flight may go on after the first Ctrl-C.
-const GRACE: Duration = Duration::from_secs(10);
 /// How many items may be read ahead.
 const AHEAD: usize = 64;
 
@@ -71,6 +69,8 @@ pub(crate) struct Run {
     pub(crate) orgs: Orgs,
     pub(crate) wire: Wire,
     pub(crate) deadline: Option<Duration>,
+    /// How long calls in flight may go on after the first Ctrl-C.
+    pub(crate) grace: Duration,
     pub(crate) quiet: bool,
     /// What the simulated provider could do at best, in the demonstration.
     pub(crate) fluid_limit: Option<Duration>,
@@ -127,7 +127,7 @@ impl Desk<'_> {
 
 /// Runs to the end.
 pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
-    let Run { feed: Feed { mut items, total }, output, orgs, wire, deadline, quiet, fluid_limit } = run;
+    let Run { feed: Feed { mut items, total }, output, orgs, wire, deadline, grace, quiet, fluid_limit } = run;
     let scrubber = Scrubber::new(orgs.iter().filter_map(|org| org.key()).map(|key| key.reveal()));
     let mut desk = Desk { counts: Counts::default(), scrubber: &scrubber };
     let mut panel = Panel::new(quiet);
@@ -162,15 +162,19 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
+        // What waits behind the last call in flight will not be sent any more.
+        if stopping && wire.all.in_flight() == 0 {
+            drive.abort();
+        }
         tokio::select! {
             biased;
             () = interrupts.first(), if !stopping => {
                 stopping = true;
                 early.get_or_insert(Early::CtrlC);
-                drive.stop();
-                grace_ends = Some(Instant::now() + GRACE);
-                let (live, grace) = (drive.live(), GRACE.as_secs());
-                say(&format!("stopping: {live} requests under way have {grace} s to end; Ctrl-C again ends at once"));
+                wire.all.stop();
+                grace_ends = Some(Instant::now() + grace);
+                let (calls, grace) = (wire.all.in_flight(), humantime::format_duration(grace));
+                say(&format!("stopping: {calls} calls in flight have {grace} to end; Ctrl-C again ends at once"));
             }
             () = at(grace_ends) => {
                 grace_ends = None;
@@ -192,7 +196,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
             permit = output.queue().reserve(), if unwritten.is_some() => match (permit, unwritten.take()) {
                 (Ok(permit), Some(line)) => permit.send(line),
                 _ => {
-                    early = Some(Early::Output);
+                    early.get_or_insert(Early::Output);
                     break;
                 }
             },
@@ -284,8 +288,8 @@ impl Interrupts {
             say("ended at once: ids without a line are not done");
             // A reader that does not read keeps the writer, but not us.
             for _ in 0..50 {
-                if writing.try_lock().is_ok() {
-                    break;
+                if let Ok(_whole) = writing.try_lock() {
+                    exit(130);
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }

@@ -9,7 +9,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use serde::Deserialize;
 use tower::{Layer, ServiceExt, util::BoxService};
 use tower_quota::{
-    aimd::Settings,
+    aimd::{Caps, Settings},
     client,
     org::{BuildError, Family, Org, Orgs},
     outcome::{BoxError, Class, DEFAULT_CEILING, Outcome, Stamp},
@@ -51,10 +51,10 @@ impl Wire {
         if let Some(patience) = args.patience {
             retry = retry.patience(patience);
         }
-        let mut stack = Stack::new(orgs.clone()).limit(Settings::default()).retry(retry.build()?);
-        if let Some(timeout) = args.timeout {
-            stack = stack.timeout(timeout);
-        }
+        // A cap of the command line is each org's own by now, and nothing may beat it.
+        let caps = if args.cap.is_some() { Caps::default() } else { Caps::from_env()? };
+        let limit = Settings::builder().caps(caps).build()?;
+        let stack = Stack::new(orgs.clone()).limit(limit).retry(retry.build()?).timeout(args.timeout);
         let bound = families.into_iter().map(|family| stack.live_bound(family)).sum();
 
         let all = Arc::new(Tally::default());

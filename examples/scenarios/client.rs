@@ -5,7 +5,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Uri};
 use http_body_util::{BodyExt, Full};
-use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tower_quota::{
@@ -17,30 +16,31 @@ use tower_quota::{
 use super::BoxError;
 
 #[derive(Serialize, Deserialize)]
-pub struct ClientTask {
-    pub base_url: String,
-    pub openai: bool,
-    pub requests: u64,
-    pub bare: bool,
-    pub orgs: Vec<(String, String)>,
+pub(crate) struct ClientTask {
+    pub(crate) base_url: String,
+    pub(crate) openai: bool,
+    pub(crate) requests: u64,
+    pub(crate) bare: bool,
+    pub(crate) orgs: Vec<(String, String)>,
 }
 
 #[derive(Serialize, Deserialize)]
-pub struct ClientReport {
-    pub wall_s: f64,
-    pub ok: u64,
-    pub peak_live: usize,
-    pub peak_kib: u64,
+pub(crate) struct ClientReport {
+    pub(crate) wall_s: f64,
+    pub(crate) ok: u64,
+    pub(crate) peak_live: usize,
+    pub(crate) peak_kib: u64,
+    pub(crate) cpu_s: f64,
 }
 
 impl ClientReport {
-    pub fn wall(&self) -> Duration {
+    pub(crate) fn wall(&self) -> Duration {
         Duration::from_secs_f64(self.wall_s)
     }
 }
 
 /// Runs one task and prints its report.
-pub fn run(args: &[String]) -> Result<bool, BoxError> {
+pub(crate) fn run(args: &[String]) -> Result<bool, BoxError> {
     let task: ClientTask = serde_json::from_str(args.first().ok_or("--client takes a task")?)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let report = runtime.block_on(async { if task.bare { bare(&task).await } else { stacked(&task).await } })?;
@@ -65,12 +65,6 @@ fn requests(task: &ClientTask) -> impl Iterator<Item = (u64, Request<Full<Bytes>
     })
 }
 
-fn http_client() -> Client<hyper_util::client::legacy::connect::HttpConnector, Full<Bytes>> {
-    let mut connector = hyper_util::client::legacy::connect::HttpConnector::new();
-    connector.set_nodelay(true);
-    Client::builder(TokioExecutor::new()).pool_max_idle_per_host(usize::MAX).build(connector)
-}
-
 fn pool(task: &ClientTask) -> Result<Orgs, BoxError> {
     let base_url: Uri = task.base_url.parse()?;
     let dialect = if task.openai { Dialect::OpenAi } else { Dialect::Anthropic };
@@ -85,7 +79,7 @@ async fn stacked(task: &ClientTask) -> Result<ClientReport, BoxError> {
     let stack = Stack::new(pool(task)?);
     let family = Family::of_model(if task.openai { "gpt-4o" } else { "claude-sonnet-4-5" });
     let bound = stack.live_bound(&family);
-    let service = stack.build(http_client())?;
+    let service = stack.build(tower_quota::client::http())?;
     drive(service, task, bound).await
 }
 
@@ -95,7 +89,7 @@ async fn bare(task: &ClientTask) -> Result<ClientReport, BoxError> {
     let orgs = pool(task)?;
     let family = Family::of_model(if task.openai { "gpt-4o" } else { "claude-sonnet-4-5" });
     let bound = Stack::new(orgs.clone()).live_bound(&family);
-    let client = http_client();
+    let client = tower_quota::client::http();
     let mut members = vec![];
     for org in &orgs {
         members.push(tower_quota::auth::OrgAuthLayer::new(org)?.layer(client.clone()));
@@ -135,10 +129,7 @@ where
         }
     }
     let wall_s = begin.elapsed().as_secs_f64();
-    if std::env::var_os("SHOW").is_some() {
-        eprintln!("  open files: {}", std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count));
-    }
-    Ok(ClientReport { wall_s, ok, peak_live: drive.peak_live(), peak_kib: peak_kib() })
+    Ok(ClientReport { wall_s, ok, peak_live: drive.peak_live(), peak_kib: peak_kib(), cpu_s: cpu_s() })
 }
 
 /// The process's peak resident memory, from the kernel; 0 where it does not say.
@@ -146,4 +137,12 @@ fn peak_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();
     line.trim().trim_end_matches("kB").trim().parse().unwrap_or(0)
+}
+
+/// The processor time that this process has used, user and system, from the kernel; 0 where it does not say.
+fn cpu_s() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The fields after the parenthesised name; the 12th and 13th of them are ticks of a hundredth of a second.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11).take(2);
+    fields.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }

@@ -21,16 +21,13 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use http::{Request, Response, StatusCode};
+//! use http::{Request, Response};
 //! use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 //! use tower_quota::{aimd::AimdLimitLayer, org::Org};
 //!
 //! let org = Org::new("research").cap(8);
 //! let mut client = ServiceBuilder::new().layer(AimdLimitLayer::new(&org)).service(service_fn(async |_: Request<String>| {
-//!     let mut answer = Response::new(String::new());
-//!     *answer.status_mut() = StatusCode::TOO_MANY_REQUESTS;
-//!     answer.headers_mut().insert("retry-after", "30".parse()?);
-//!     Ok::<_, Box<dyn std::error::Error + Send + Sync>>(answer)
+//!     Response::builder().status(429).header("retry-after", "30").body(String::new())
 //! }));
 //!
 //! client.ready().await?.call(Request::new(String::new())).await?;

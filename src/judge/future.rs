@@ -4,6 +4,7 @@ use std::{
     error::Error as StdError,
     fmt,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -63,16 +64,16 @@ pin_project! {
         #[pin]
         head: Option<F>,
         gathering: Option<Gathering<RB>>,
-        #[pin]
-        deadline: Option<Sleep>,
-        rules: Rules,
+        // On the heap: a timer is large, and a future is moved a few times on its way up.
+        deadline: Option<Pin<Box<Sleep>>>,
+        rules: Arc<Rules>,
     }
 }
 
 impl<F, RB> JudgeFuture<F, RB> {
     /// The clock starts before `call` does.
-    pub(super) fn new(rules: Rules, call: impl FnOnce() -> F) -> Self {
-        let deadline = rules.timeout.map(tokio::time::sleep);
+    pub(super) fn new(rules: Arc<Rules>, call: impl FnOnce() -> F) -> Self {
+        let deadline = rules.timeout.map(|timeout| Box::pin(tokio::time::sleep(timeout)));
         JudgeFuture { head: Some(call()), gathering: None, deadline, rules }
     }
 }
@@ -91,9 +92,9 @@ where
             Poll::Ready(result) => result,
             Poll::Pending => {
                 let mut this = self.as_mut().project();
-                let Some(deadline) = this.deadline.as_mut().as_pin_mut() else { return Poll::Pending };
+                let Some(deadline) = this.deadline.as_mut() else { return Poll::Pending };
                 // Outside the coop budget, which a busy body may have used up: the time would never come.
-                ready!(Pin::new(&mut tokio::task::unconstrained(deadline)).poll(cx));
+                ready!(Pin::new(&mut tokio::task::unconstrained(deadline.as_mut())).poll(cx));
                 this.head.set(None);
                 let elapsed = Elapsed { after: this.rules.timeout.unwrap_or_default() };
                 match this.gathering.take() {
@@ -102,7 +103,7 @@ where
                 }
             }
         };
-        self.project().deadline.set(None);
+        *self.project().deadline = None;
         Poll::Ready(result)
     }
 }

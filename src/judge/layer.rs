@@ -1,6 +1,6 @@
 //! The layer, and the rules it gives to its services.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use http::StatusCode;
 use tower_layer::Layer;
@@ -46,7 +46,7 @@ pub enum Gather {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct JudgeLayer {
-    rules: Rules,
+    rules: Arc<Rules>,
 }
 
 #[derive(Clone, Debug)]
@@ -91,7 +91,7 @@ impl JudgeLayer {
     /// Sets which bodies are gathered, instead of all.
     #[must_use]
     pub fn gather(mut self, gather: Gather) -> Self {
-        self.rules.gather = gather;
+        Arc::make_mut(&mut self.rules).gather = gather;
         self
     }
 
@@ -99,7 +99,7 @@ impl JudgeLayer {
     /// proves larger is handed on from there as a stream. At most this, and one frame more, is in memory.
     #[must_use]
     pub fn ceiling(mut self, bytes: u64) -> Self {
-        self.rules.ceiling = bytes;
+        Arc::make_mut(&mut self.rules).ceiling = bytes;
         self
     }
 
@@ -107,7 +107,7 @@ impl JudgeLayer {
     /// year.
     #[must_use]
     pub fn hint_ceiling(mut self, ceiling: Duration) -> Self {
-        self.rules.hint_ceiling = ceiling.min(HINT_CEILING_MAX);
+        Arc::make_mut(&mut self.rules).hint_ceiling = ceiling.min(HINT_CEILING_MAX);
         self
     }
 
@@ -119,7 +119,7 @@ impl JudgeLayer {
     /// `call` then panics outside a tokio runtime with time enabled.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.rules.timeout = Some(timeout);
+        Arc::make_mut(&mut self.rules).timeout = Some(timeout);
         self
     }
 
@@ -128,7 +128,7 @@ impl JudgeLayer {
     /// gathered (too large, or by [`Gather`]).
     #[must_use]
     pub fn scrub(mut self, org: &Org) -> Self {
-        self.rules.scrub = org.key().filter(|key| !key.reveal().is_empty()).cloned();
+        Arc::make_mut(&mut self.rules).scrub = org.key().filter(|key| !key.reveal().is_empty()).cloned();
         self
     }
 }

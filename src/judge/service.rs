@@ -1,6 +1,9 @@
 //! The service.
 
-use std::task::{Context, Poll};
+use std::{
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use http::{Request, Response};
 use http_body::Body;
@@ -16,11 +19,11 @@ use crate::outcome::{BoxError, Error};
 #[derive(Clone, Debug)]
 pub struct JudgeService<S> {
     inner: S,
-    rules: Rules,
+    rules: Arc<Rules>,
 }
 
 impl<S> JudgeService<S> {
-    pub(super) fn new(inner: S, rules: Rules) -> Self {
+    pub(super) fn new(inner: S, rules: Arc<Rules>) -> Self {
         JudgeService { inner, rules }
     }
 

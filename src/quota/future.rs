@@ -4,7 +4,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker, ready},
-    time::SystemTime,
 };
 
 use http::{Response, StatusCode};
@@ -33,12 +32,19 @@ pin_project! {
 pin_project! {
     #[project = StateProj]
     enum State<S, Req, F> {
-        // The request proved dearer than what was reserved for it: it waits here, first in line, since nobody else is
-        // admitted while the bucket is overdrawn by it.
-        Waiting { inner: S, call: Option<(Req, Reserved)>, #[pin] sleep: Sleep },
+        // Rare and large, so on the heap: the common future stays small.
+        Waiting { unsent: Option<Box<Unsent<S, Req>>>, sleep: Pin<Box<Sleep>> },
         Calling { #[pin] future: F, sent: Option<Sent> },
         Done,
     }
+}
+
+/// A request that proved dearer than what was reserved for it: it waits, first in line, since nobody else is admitted while
+/// the bucket is overdrawn by it.
+struct Unsent<S, Req> {
+    inner: S,
+    request: Req,
+    reserved: Reserved,
 }
 
 /// A call that was sent and not answered yet.
@@ -56,7 +62,7 @@ impl Sent {
     /// Learns from an answer's headers, whatever its status.
     fn answered<RB>(mut self, response: &Response<RB>) {
         self.answered = true;
-        let readings = dialect::read(response.headers(), SystemTime::now());
+        let readings = dialect::read_amounts(response.headers());
         let usage = response.extensions().get::<Stamp>().and_then(|stamp| stamp.usage);
         let refused = response.status() == StatusCode::TOO_MANY_REQUESTS;
         let organisation = dialect::organisation(response.headers());
@@ -88,7 +94,8 @@ where
     }
 
     pub(super) fn waiting(inner: S, request: Req, reserved: Reserved, sleep: Sleep) -> Self {
-        QuotaFuture { state: State::Waiting { inner, call: Some((request, reserved)), sleep } }
+        let unsent = Some(Box::new(Unsent { inner, request, reserved }));
+        QuotaFuture { state: State::Waiting { unsent, sleep: Box::pin(sleep) } }
     }
 }
 
@@ -102,15 +109,16 @@ where
         let mut this = self.project();
         loop {
             match this.state.as_mut().project() {
-                StateProj::Waiting { inner, call, mut sleep } => {
-                    let (request, reserved) = call.take().expect("taken only when the state is left");
+                StateProj::Waiting { unsent, sleep } => {
+                    let Unsent { mut inner, request, reserved } =
+                        *unsent.take().expect("taken only when the state is left");
                     match reserved.send(cx.waker()) {
                         Ok(sent) => {
                             let future = inner.call(request);
                             this.state.set(State::Calling { future, sent: Some(sent) });
                         }
                         Err((reserved, at)) => {
-                            *call = Some((request, reserved));
+                            *unsent = Some(Box::new(Unsent { inner, request, reserved }));
                             sleep.as_mut().reset(at);
                             ready!(sleep.as_mut().poll(cx));
                         }

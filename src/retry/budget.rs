@@ -43,7 +43,7 @@ impl Budget {
     }
 
     fn add(&mut self, tokens: f64, now: Instant) {
-        self.tokens = (self.level(now) + tokens).min(self.capacity);
+        self.tokens = self.level(now) + tokens;
         self.at = self.at.max(now);
     }
 
@@ -97,6 +97,8 @@ mod tests {
         assert_eq!(drain(&mut budget, at(100)), 1);
         assert_eq!(drain(&mut budget, at(1_100)), 10);
         assert_eq!(drain(&mut budget, at(3_600_000)), 100, "no more than it holds");
+        (0..10_000).for_each(|_| budget.deposit(at(3_600_000)));
+        assert_eq!(drain(&mut budget, at(3_600_000)), 100, "whoever brings it");
     }
 
     #[test]
@@ -120,6 +122,7 @@ mod tests {
         assert_eq!(drain(&mut budget, start + Duration::from_secs(1)), 0, "the second was spent already");
         budget.refund(start);
         assert_eq!(drain(&mut budget, start), 1);
+        assert_eq!(drain(&mut budget, start + Duration::from_secs(1)), 0, "and is not given again");
     }
 
     proptest! {
