@@ -212,6 +212,7 @@ both! {
         let mut call = task::spawn(service.call(ask()));
         let response = assert_ready!(call.poll()).unwrap();
         assert_eq!(in_flight(&org), 0, "an answer without a body keeps nothing either");
+        assert_eq!(probe.futures(), 0, "nor is the future inside kept");
         assert_eq!(free(&layer, &probe), 2);
         drop((response, call));
     }

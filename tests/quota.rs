@@ -210,6 +210,7 @@ async fn a_call_too_dear_waits_in_its_own_future_until_it_is_covered() {
     assert_ready!(poll(&mut newcomer)).unwrap();
     probe.release(2, Ok(answer(200, &[])));
     assert_ready!(dear.poll()).unwrap();
+    assert_eq!(probe.futures(), 1, "finished, it keeps nothing though it is held");
 }
 
 #[tokio::test(start_paused = true)]

@@ -98,6 +98,10 @@ impl Bucket {
         }
     }
 
+    pub(crate) fn is_sized(&self) -> bool {
+        self.full > 0.0
+    }
+
     fn known(&self) -> bool {
         self.announced.is_some() && self.reference.is_some()
     }
@@ -265,7 +269,9 @@ impl Bucket {
         self.touched = now;
         self.observe(remaining, &said);
         if let Some(reset) = said.reset {
-            self.full = remaining + self.refill * reset.min(FAR).as_secs_f64();
+            // Rounded up to the second by some.
+            let reset = reset.saturating_sub(Duration::from_secs(1)).min(FAR);
+            self.full = remaining + self.refill * reset.as_secs_f64();
         }
         // It came back since the call arrived, which was no earlier than it was sent. Step by step, since what a full bucket
         // does not take is lost.
@@ -293,6 +299,7 @@ impl Bucket {
             // A quota that changes changes its burst with it, until we see otherwise.
             self.refresh(now);
             self.capacity *= rate / old;
+            self.full *= rate / old;
             self.level = self.level.min(self.capacity - self.pending);
         }
         self.announced = Some(rate);

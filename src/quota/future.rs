@@ -73,6 +73,9 @@ impl Sent {
         let refused = response.status() == StatusCode::TOO_MANY_REQUESTS;
         let organisation = dialect::organisation(response.headers());
         let impatient = self.gate.update(|quota, now| {
+            // Resets cost a date each, and are of use only until they have told how large the buckets are.
+            let readings =
+                if quota.is_sized() { readings } else { dialect::read(response.headers(), SystemTime::now()) };
             quota.answered(self.call, &readings, refused, usage, now);
             if let Some(id) = organisation {
                 quota.identify(id);

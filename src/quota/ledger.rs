@@ -240,6 +240,11 @@ impl Quota {
         self.first_open = self.first_open.max(self.first);
     }
 
+    /// Whether an announced reset has told how large a bucket is.
+    pub(crate) fn is_sized(&self) -> bool {
+        self.buckets.iter().any(Bucket::is_sized)
+    }
+
     /// The provider's own id for the org.
     pub(crate) fn identify(&self, id: &str) {
         self.org.write_organisation(id);

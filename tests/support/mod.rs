@@ -119,6 +119,7 @@ struct Shared {
     most: AtomicUsize,
     closed: AtomicBool,
     waiting: Mutex<Vec<Waker>>,
+    futures: AtomicUsize,
     held: Mutex<BTreeMap<usize, oneshot::Sender<io::Result<Response<Script>>>>>,
     times: Mutex<Vec<Instant>>,
 }
@@ -140,6 +141,7 @@ impl Probe {
             most: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             waiting: Mutex::default(),
+            futures: AtomicUsize::new(0),
             held: Mutex::default(),
             times: Mutex::default(),
         };
@@ -168,6 +170,11 @@ impl Probe {
     /// Calls made whose future has neither finished nor been dropped.
     pub fn open(&self) -> usize {
         self.shared.open.load(SeqCst)
+    }
+
+    /// Futures that have not been dropped, finished or not.
+    pub fn futures(&self) -> usize {
+        self.shared.futures.load(SeqCst)
     }
 
     /// The most that were open at once.
@@ -242,7 +249,8 @@ impl<B> Service<Request<B>> for Probe {
                 Waiting::Released(receive)
             }
         };
-        ProbeFuture { reply, open: Some(Open(self.shared.clone())) }
+        self.shared.futures.fetch_add(1, SeqCst);
+        ProbeFuture { alive: Alive(self.shared.clone()), reply, open: Some(Open(self.shared.clone())) }
     }
 }
 
@@ -260,7 +268,16 @@ enum Waiting {
     Released(oneshot::Receiver<io::Result<Response<Script>>>),
 }
 
+struct Alive(Arc<Shared>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.futures.fetch_sub(1, SeqCst);
+    }
+}
+
 pub struct ProbeFuture {
+    alive: Alive,
     reply: Waiting,
     open: Option<Open>,
 }
