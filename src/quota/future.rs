@@ -63,12 +63,7 @@ impl Sent {
     /// Learns from an answer's headers, whatever its status.
     fn answered<RB>(mut self, response: &Response<RB>) {
         self.answered = true;
-        // Resets cost a date each and are for reports only, so not every answer's are read.
-        let readings = match self.call {
-            0..16 => dialect::read(response.headers(), SystemTime::now()),
-            call if call % 16 == 0 => dialect::read(response.headers(), SystemTime::now()),
-            _ => dialect::read_amounts(response.headers()),
-        };
+        let readings = dialect::read_amounts(response.headers());
         let usage = response.extensions().get::<Stamp>().and_then(|stamp| stamp.usage);
         let refused = response.status() == StatusCode::TOO_MANY_REQUESTS;
         let organisation = dialect::organisation(response.headers());
