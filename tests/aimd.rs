@@ -283,6 +283,18 @@ both! {
         assert_eq!(probe.most(), 1);
     }
 
+    async fn a_newcomer_takes_nothing_from_one_that_was_called(make) {
+        let (_, layer) = full(1);
+        let (layer, probe) = (make(layer), Probe::good());
+        let holder = readied(&layer, &probe);
+        let mut first = waiter(&layer, &probe);
+        drop(holder);
+        assert!(first.is_woken());
+        let mut newcomer = waiter(&layer, &probe);
+        assert_ready!(poll(&mut first)).unwrap();
+        assert_pending!(poll(&mut newcomer));
+    }
+
     async fn an_abandoned_waiter_delays_nobody(make) {
         let (org, layer) = full(1);
         let (layer, probe) = (make(layer), Probe::good());
@@ -701,7 +713,7 @@ both! {
             .backoff(Duration::MAX / 2, Duration::MAX)
             .build()
             .unwrap();
-        for status in [answer(429, &[]), throttled("999999999999")] {
+        for status in [answer(429, &[]), throttled("30")] {
             let org = Org::new("a").cap(4);
             let layer = make(AimdLimitLayer::with_settings(&org, &settings));
             let reply = Mutex::new(status);
@@ -1001,6 +1013,22 @@ fn a_slot_given_back_outside_any_runtime_during_a_hold_loses_nobody() {
     });
     drop(reserved);
     runtime.block_on(ready_within_a_minute(&mut waiting));
+}
+
+#[test]
+fn a_hold_that_begins_outside_any_runtime_calls_a_waiter_to_keep_its_time() {
+    let (_, layer) = full(1);
+    let probe = Probe::new(|n| Reply::Now(Ok(if n == 0 { throttled("30") } else { answer(200, &[]) })));
+    let runtime = runtime();
+    let (mut service, mut waiting) = runtime.block_on(async { (readied(&layer, &probe), waiter(&layer, &probe)) });
+    let mut call = task::spawn(service.call(ask()));
+    drop(assert_ready!(call.poll()));
+    assert!(waiting.is_woken());
+    runtime.block_on(async {
+        assert_pending!(poll(&mut waiting));
+        assert!(!waiting.is_woken(), "held");
+        ready_within_a_minute(&mut waiting).await;
+    });
 }
 
 // Against tower's own limiter.

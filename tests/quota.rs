@@ -96,6 +96,11 @@ async fn a_second_poll_ready_keeps_the_one_reservation() {
         assert_ready!(poll(&mut service)).unwrap();
     }
     assert_eq!(free(&layer, &probe), all - 1);
+    let mut rest: Vec<_> = (1..all).map(|_| readied(&layer, &probe)).collect();
+    assert_pending!(poll(&mut metered(&layer, &probe)));
+    for service in &mut rest {
+        assert_ready!(poll(service)).unwrap();
+    }
 }
 
 #[tokio::test(start_paused = true)]

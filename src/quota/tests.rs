@@ -119,6 +119,8 @@ struct Seen {
     /// When calls were served and refused, in seconds.
     served: Vec<f64>,
     refused: Vec<f64>,
+    /// Which copies have seen in the end that somebody else spends too.
+    shared: Vec<bool>,
 }
 
 impl Seen {
@@ -219,6 +221,7 @@ impl Run {
                 }
             }
         }
+        seen.shared = copies.iter().map(|quota| quota.bucket(Resource::Requests).state().3).collect();
         seen
     }
 }
@@ -268,6 +271,8 @@ fn two_copies_on_one_key_are_rarely_refused_and_spend_nearly_all() {
         assert!(seen.refusals() < 0.025, "rate {rate}, span {span}: {}", seen.refusals());
         let all = seen.served_between(0.0, 60.0) / (rate * (60.0 + span));
         assert!(all > 0.97, "rate {rate}, span {span}: {all}");
+        assert_eq!(seen.shared, [true, true], "rate {rate}, span {span}");
+        assert_eq!(Run { rate, span, ..Run::default() }.go().shared, [false], "rate {rate}, span {span}");
     }
 }
 
@@ -400,15 +405,33 @@ fn each_bucket_is_its_own() {
 
 #[test]
 fn an_answer_that_was_overtaken_changes_nothing() {
-    let mut law = Law::told(&[("requests-limit", 600.0), ("requests-remaining", 100.0)]);
-    let early = law.call(Cost::default()).unwrap();
-    law.wait(20 * MS);
-    let late = law.call(Cost::default()).unwrap();
-    law.wait(100 * MS);
-    law.answer(late, &requests(600.0, 50.0));
-    let level = law.level(Resource::Requests);
-    law.answer(early, &requests(600.0, 99.0));
-    assert_eq!(law.level(Resource::Requests), level);
+    // Long before, and so close that both are still remembered.
+    for apart in [20, 2] {
+        let mut law = Law::told(&[("requests-limit", 600.0), ("requests-remaining", 100.0)]);
+        let early = law.call(Cost::default()).unwrap();
+        law.wait(apart * MS);
+        let late = law.call(Cost::default()).unwrap();
+        law.wait(100 * MS);
+        law.answer(late, &requests(600.0, 50.0));
+        let level = law.level(Resource::Requests);
+        law.answer(early, &requests(600.0, 99.0));
+        assert_eq!(law.level(Resource::Requests), level, "{apart} ms apart");
+    }
+}
+
+#[test]
+fn a_limit_that_changes_changes_the_burst_with_it() {
+    let mut law = Law::told(&[("requests-limit", 600.0), ("requests-remaining", 99.0)]);
+    for (limit, remaining, capacity) in [(180.0, 20.0, 30.0), (1_800.0, 20.0, 300.0)] {
+        let call = law.call(Cost::default()).unwrap();
+        law.wait(100 * MS);
+        law.answer(call, &requests(limit, remaining));
+        assert!((law.capacity(Resource::Requests) - capacity).abs() < 0.01, "{limit}");
+        law.wait(3_600 * SECOND);
+        let reserved = law.quota.admit(law.now).unwrap();
+        assert!((law.level(Resource::Requests) - (capacity - 1.0)).abs() < 0.01, "{limit}");
+        law.quota.give_back(&reserved, law.now);
+    }
 }
 
 #[test]
