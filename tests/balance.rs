@@ -350,10 +350,8 @@ fn one_who_is_called_and_does_not_come_does_not_keep_the_slot() {
         assert_pending!(calls[next].poll());
         assert!(desk.hand("a").has(next as u32));
         // Whoever was called besides finds nothing, and is called again in time.
-        for other in next + 1..5 {
-            if calls[other].is_woken() {
-                assert_pending!(calls[other].poll());
-            }
+        for other in calls[next + 1..].iter_mut().filter(|call| call.is_woken()) {
+            assert_pending!(other.poll());
         }
     }
     desk.hand("a").answer(4, 200);
@@ -374,16 +372,14 @@ fn several_who_were_called_and_do_not_come_do_not_stop_the_line() {
     desk.hand("a").slots(4);
     let mut newcomer = call(&balance, 100);
     assert_pending!(newcomer.poll());
-    for next in 2..6 {
-        assert!(calls[next].is_woken(), "{next} is called by whoever went before");
-        assert_pending!(calls[next].poll());
+    for (next, call) in calls.iter_mut().enumerate().take(6).skip(2) {
+        assert!(call.is_woken(), "{next} is called by whoever went before");
+        assert_pending!(call.poll());
         assert!(desk.hand("a").has(next as u32), "{next}");
     }
     // All slots are taken. One comes free: there are waiters who have not been called.
-    for next in 6..8 {
-        if calls[next].is_woken() {
-            assert_pending!(calls[next].poll());
-        }
+    for call in calls[6..].iter_mut().filter(|call| call.is_woken()) {
+        assert_pending!(call.poll());
     }
     desk.hand("a").answer(2, 200);
     assert_ready!(calls[2].poll()).unwrap();

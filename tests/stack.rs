@@ -20,14 +20,14 @@ use http_body_util::{BodyExt, Full};
 use serde::Deserialize;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, task};
-use tower::{BoxError, Service, ServiceExt, service_fn};
+use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_quota::{
-    aimd::Settings,
+    aimd::{AimdLimitLayer, Settings},
     balance::NoOrgLeft,
     drive::{Drive, DriveError},
     judge::{Gather, JudgeLayer},
     org::{Credential, Dialect, Family, Org, Orgs},
-    outcome::{Class, Error, Purse, Stamp},
+    outcome::{ByStatus, Class, Error, Purse, Stamp},
     retry::{Exhaustion, RateLimitRetryLayer, RetryError},
     sim::{self, Config, Latency, OrgConfig, RetryAfter, Sim, Truth},
     stack::Stack,
@@ -109,9 +109,10 @@ fn with(status: u16, name: &'static str, value: &'static str) -> Response<Body> 
 }
 
 /// A client whose every call is answered by a function of its number, from 1, and which counts.
+type Client = tower::util::BoxCloneSyncService<Req, Response<Body>, BoxError>;
 type Counted = Arc<AtomicUsize>;
 
-fn client<F, A>(answers: F) -> (tower::util::BoxCloneSyncService<Req, Response<Body>, BoxError>, Counted)
+fn client<F, A>(answers: F) -> (Client, Counted)
 where
     F: Fn(usize, Req) -> A + Clone + Send + Sync + 'static,
     A: Future<Output = Response<Body>> + Send + 'static,
@@ -296,23 +297,46 @@ async fn in_a_burst_no_request_waits_while_any_org_has_a_slot() {
 
 // The order of the layers.
 
-#[tokio::test(start_paused = true)]
-async fn no_slot_is_held_while_a_request_backs_off() {
+/// Over one slot: when the first request, which is told to come back in ten seconds, and the second are done.
+async fn first_and_second<S, RB>(over: impl FnOnce(Org, Client) -> S) -> (Duration, Duration)
+where
+    S: Service<Req, Response = Response<RB>, Error: std::fmt::Debug + Send> + Clone + Send + 'static,
+    S::Future: Send,
+    RB: Send + 'static,
+{
     let (client, _) = client(|call, _| async move {
         tokio::time::sleep(SECOND / 10).await;
         if call == 1 { with(503, "retry-after", "10") } else { answer(200) }
     });
-    let mut orgs = orgs(["a"]);
-    orgs = Orgs::new(orgs.iter().map(|org| org.clone().cap(1))).unwrap();
-    let stack = Stack::new(orgs).build(client).unwrap();
+    let service = over(orgs(["a"]).get("a").unwrap().clone().cap(1), client);
     let begin = Instant::now();
-    let first = tokio::spawn(stack.clone().oneshot(message(1)));
-    tokio::time::sleep(SECOND / 5).await;
-    let second = stack.oneshot(message(2)).await.unwrap();
-    assert_eq!(second.status(), 200);
-    assert!(begin.elapsed() < SECOND, "{:?}", begin.elapsed());
-    assert_eq!(first.await.unwrap().unwrap().status(), 200);
-    assert!(begin.elapsed() >= 10 * SECOND);
+    let of = |id: u64, after: Duration| {
+        let service = service.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(after).await;
+            assert_eq!(service.oneshot(message(id)).await.unwrap().status(), 200);
+            begin.elapsed()
+        })
+    };
+    let (first, second) = (of(1, Duration::ZERO), of(2, SECOND / 5));
+    (first.await.unwrap(), second.await.unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_slot_is_held_while_a_request_backs_off() {
+    let (first, second) =
+        first_and_second(|org, client| Stack::new(Orgs::new([org]).unwrap()).build(client).unwrap()).await;
+    assert!(first >= 10 * SECOND && second < SECOND, "{first:?}, {second:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_the_limit_over_the_retry_the_slot_would_be_held() {
+    let (first, second) = first_and_second(|org, client| {
+        let retry = RateLimitRetryLayer::builder().classifier(ByStatus).build().unwrap();
+        AimdLimitLayer::new(&org).layer(retry.layer(client))
+    })
+    .await;
+    assert!(first >= 10 * SECOND && second > first, "{first:?}, {second:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -354,7 +378,7 @@ async fn a_slot_is_kept_until_a_streamed_answer_has_ended() {
         drop(body);
         assert!(second.is_woken());
         let second = second.await.unwrap();
-        assert_eq!(second.into_body().collect().await.is_ok(), true);
+        second.into_body().collect().await.unwrap();
     }
 }
 
@@ -535,7 +559,7 @@ async fn when_a_hold_ends_one_goes_first_and_the_others_follow_by_doubling() {
     let waves: Vec<usize> = waves.into_values().collect();
     assert_eq!(waves[0], 1, "one goes first: {waves:?}");
     assert!(waves.windows(2).all(|pair| pair[1] <= 2 * pair[0] + 1), "{waves:?}");
-    assert!(after[0] >= &&(30 * SECOND), "nobody comes before the time");
+    assert!(*after[0] >= 30 * SECOND, "nobody comes before the time");
 }
 
 // The wire.

@@ -30,6 +30,11 @@ impl<F> OrgBalanceLayer<F> {
     /// How many calls may be made and not yet bound to an org before the service is not ready. Retried calls do not count.
     /// Default 1,024.
     ///
+    /// The calls of all model families count together, because readiness cannot see what it will be asked for: where the orgs
+    /// are held for one family and its calls fill the bound, callers of the other families wait as well, until one of those
+    /// calls is bound or dropped. So let what you keep alive of any one family stay below the bound, as
+    /// [`Stack::live_bound`](crate::stack::Stack::live_bound) does with the default caps of up to four orgs, or raise it.
+    ///
     /// # Errors
     /// If it is 0.
     pub fn max_unbound(mut self, calls: usize) -> Result<Self, BuildError> {

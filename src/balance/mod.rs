@@ -5,7 +5,8 @@
 //! to that org's stack, it makes one `Clone` service. It needs no `Buffer` and spawns nothing.
 //!
 //! - Members are org × model [`Family`](crate::org::Family), because quotas are. A request names its family by an extension;
-//!   each family has its own line, so that a held family blocks no other.
+//!   each family has its own line, so that a held family blocks no other (while its calls do not fill
+//!   [`max_unbound`](OrgBalanceLayer::max_unbound)).
 //! - Among the members that are ready, two are drawn at random and the less loaded one takes the call (power of two
 //!   choices over [`Org::load`](crate::org::Org::load)).
 //! - A call is bound in the poll in which a member is ready: no request waits behind one org while a sibling is free, and no
