@@ -133,8 +133,13 @@ impl Bucket {
         if !self.known() || cost <= 0.0 {
             return now;
         }
+        let most = self.capacity - self.pending;
+        // A pace was set knowing only that one level: a dear call may set it far beyond the time in which the bucket is above its
+        // mark again, or full.
+        let free = if self.shared { most } else { self.mark().min(most) };
+        let paced = self.next.min(self.fits_at(free, now));
         // One that is larger than the bucket goes when the bucket is full.
-        self.fits_at(cost.min(self.capacity - self.pending), now).max(self.next).min(self.touched + BELIEVED)
+        self.fits_at(cost.min(most), now).max(paced).min(self.touched + BELIEVED)
     }
 
     fn fits_at(&self, need: f64, now: Instant) -> Instant {
@@ -260,8 +265,8 @@ impl Bucket {
     /// Watches what comes back against what we spend.
     fn observe(&mut self, remaining: f64, said: &Said) {
         let Some(announced) = self.announced else { return };
-        if remaining >= 0.9 * self.capacity {
-            // Nearly full: what overflows is not seen, and nobody spends much.
+        if remaining + said.own >= 0.9 * self.capacity {
+            // Nearly full when the call came: what overflows is not seen, and nobody spends much.
             self.refill = announced;
             self.shared = false;
             self.window = None;
