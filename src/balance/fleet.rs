@@ -107,25 +107,26 @@ impl<M> Fleet<M> {
     where
         M: Service<Req> + Clone,
     {
-        let was_last = match place.ticket.take() {
-            Some(ticket) => self.queue.leave(ticket).1,
-            // Served at once: the members asked in vain on the way wait for nobody.
-            None => self.queue.is_empty(),
-        };
-        if let (false, Bound::Called(_, org)) = (was_last, bound) {
+        if let Some(ticket) = place.ticket.take() {
+            self.queue.leave(ticket);
+        }
+        if let (false, Bound::Called(_, org)) = (self.queue.is_empty(), bound) {
             if let Some(member) = self.members.iter().find(|member| member.org.same_board(org)) {
                 member.enlist();
             }
         }
-        self.left(was_last);
+        self.left();
     }
 
     /// Whoever leaves calls the next two while there is something for them; the last one out turns off the lights.
-    fn left(&self, was_last: bool)
+    ///
+    /// Whether the line is empty is asked now and not when the place was given up: somebody else may have been the last since,
+    /// and have turned them off before we turned one on.
+    fn left(&self)
     where
         M: Clone,
     {
-        if was_last {
+        if self.queue.is_empty() {
             for member in &self.members {
                 member.stand_down();
             }
@@ -191,8 +192,8 @@ impl<M> Place<M> {
         M: Clone,
     {
         if let Some(ticket) = self.ticket.take() {
-            let (_, was_last) = fleet.queue.leave(ticket);
-            fleet.left(was_last);
+            fleet.queue.leave(ticket);
+            fleet.left();
         }
     }
 }

@@ -43,15 +43,14 @@ impl Queue {
         drop(old_waker);
     }
 
-    /// Gives a place up: whether it had been called, and whether it was the last one.
-    pub(crate) fn leave(&self, ticket: Ticket) -> (bool, bool) {
+    /// Gives a place up; true if it had been called.
+    pub(crate) fn leave(&self, ticket: Ticket) -> bool {
         let mut line = self.lock();
         let (was_called, waker) = line.leave(ticket);
         self.len.store(line.len(), SeqCst);
-        let is_empty = line.is_empty();
         drop(line);
         drop(waker);
-        (was_called, is_empty)
+        was_called
     }
 
     /// Sees to it that two are called, and that `at_least` so many are who were not before. Two: a strict head-only line

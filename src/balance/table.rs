@@ -133,7 +133,7 @@ pub(crate) struct GatePlace {
 impl GatePlace {
     fn leave(&mut self) {
         if let (Some(unbound), Some(ticket)) = (self.unbound.take(), self.ticket.take()) {
-            let (was_called, _) = unbound.queue.leave(ticket);
+            let was_called = unbound.queue.leave(ticket);
             // Nothing is reserved by being ready, so whoever leaves passes the call on while there is room.
             if was_called && unbound.has_room() {
                 unbound.queue.call(0);

@@ -23,6 +23,8 @@ const SHARED_BELOW: f64 = 0.9;
 /// The refill is observed over at least so long, and over so many calls' worth: less is noise.
 const OBSERVED_SPAN: Duration = Duration::from_secs(1);
 const OBSERVED_CALLS: f64 = 60.0;
+/// ... and only where the bucket holds so many calls.
+const OBSERVED_LEAST: f64 = 10.0;
 /// A pace may catch up so much lateness: timers ring up to a millisecond late, and tasks later still.
 const SLACK: Duration = Duration::from_millis(4);
 
@@ -296,9 +298,10 @@ impl Bucket {
             return;
         }
         if let Some(old) = self.announced {
-            // A quota that changes changes its burst with it, until we see otherwise.
+            // A quota that shrinks shrinks its burst with it, until we see otherwise. That a larger one holds more is to be seen
+            // first: a bucket thought too large is never seen full.
             self.refresh(now);
-            self.capacity *= rate / old;
+            self.capacity *= (rate / old).min(1.0);
             self.full *= rate / old;
             self.level = self.level.min(self.capacity - self.pending);
         }
@@ -312,8 +315,9 @@ impl Bucket {
     /// Watches what comes back against what we spend.
     fn observe(&mut self, remaining: f64, said: &Said) {
         let Some(announced) = self.announced else { return };
-        if remaining >= 0.9 * self.capacity {
-            // Nearly full: what overflows is not seen, and nobody spends much.
+        if remaining + said.own >= 0.9 * self.capacity || self.capacity < OBSERVED_LEAST * said.own {
+            // Nearly full when the call came, or so small that it is full between two calls: what overflows is not seen. To take
+            // it for somebody else's would make us slower, and so more overflow.
             self.refill = announced;
             self.shared = false;
             self.window = None;

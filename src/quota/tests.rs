@@ -420,9 +420,9 @@ fn an_answer_that_was_overtaken_changes_nothing() {
 }
 
 #[test]
-fn a_limit_that_changes_changes_the_burst_with_it() {
+fn a_limit_that_shrinks_shrinks_the_burst_and_a_raised_one_has_to_show_a_larger() {
     let mut law = Law::told(&[("requests-limit", 600.0), ("requests-remaining", 99.0)]);
-    for (limit, remaining, capacity) in [(180.0, 20.0, 30.0), (1_800.0, 20.0, 300.0)] {
+    for (limit, remaining, capacity) in [(180.0, 20.0, 30.0), (1_800.0, 20.0, 30.0), (1_800.0, 299.0, 300.0)] {
         let call = law.call(Cost::default()).unwrap();
         law.wait(100 * MS);
         law.answer(call, &requests(limit, remaining));
