@@ -1,16 +1,24 @@
 //! How a limit moves: pure, no runtime, `now` passed in.
 //!
 //! Additive increase, multiplicative decrease, with what a quota asks for besides: the first call travels alone; a burst of
-//! refusals is one cut (each call carries the epoch it was admitted in); the limit grows only when it was reached; a hint
-//! holds the org; and after a hold one call goes first, then the window opens by doubling.
+//! refusals is one cut (each call carries the epoch it was admitted in, and how many were in flight then); the limit grows
+//! only when it was reached, and no faster than so much a second; a hint holds the org; and after a hold one call goes first,
+//! then the window opens by doubling.
+//!
+//! Where the answers do not tell the quota, refusals are all there is: [`Plateau`] finds how many calls fit, and [`Pace`] how
+//! many a second when no number of slots is right.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::settings::Settings;
+use super::{
+    pace::{Meter, Pace, Turn},
+    plateau::Plateau,
+    settings::Settings,
+};
 use crate::{
-    org::{Hold, HoldReason, LimitCell},
+    org::{Change, Hold, HoldReason, LimitCell, Why},
     outcome::{Class, Outcome},
 };
 
@@ -18,6 +26,20 @@ use crate::{
 const FAR: Duration = Duration::from_secs(365 * 86_400);
 /// What may pass between the reading of a hint and its arrival here.
 const READING: Duration = Duration::from_secs(1);
+/// With so few in flight, a slot more or less is too coarse a step for a rate.
+const FEW: usize = 4;
+/// So many calls accepted at a level, and then one refused: the level was not what was wrong with it.
+const ENOUGH: u32 = 3;
+/// A hold longer than this says nothing about a rate: the bucket ran over meanwhile.
+const HOLD_TOLD: Duration = Duration::from_secs(5);
+
+/// What a call carries from its admission to its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Admitted {
+    pub(crate) epoch: u64,
+    /// Calls in flight at its admission, itself included.
+    level: usize,
+}
 
 #[derive(Clone, Debug)]
 pub(crate) struct Law {
@@ -25,7 +47,7 @@ pub(crate) struct Law {
     cap: usize,
     /// What is allowed when fully open.
     limit: f64,
-    /// What is allowed now: below `limit` only while reopening after a hold.
+    /// What is allowed now: below `limit` only while reopening after a hold or an idle phase.
     open: f64,
     epoch: u64,
     /// One call alone, until an answer of the current epoch has been read.
@@ -42,6 +64,25 @@ pub(crate) struct Law {
     strikes: u32,
     throttled: u64,
     hold: Option<Hold>,
+    /// No growth before this, beyond `familiar`.
+    grow_from: Option<Instant>,
+    /// What was in use a short while ago may be taken up again at once.
+    familiar: f64,
+    /// When as many as the starting fraction were last in flight.
+    busy: Option<Instant>,
+    /// The answers tell the quota.
+    told: bool,
+    plateau: Plateau,
+    pace: Option<Pace>,
+    /// What was sent since the last refusal.
+    meter: Option<Meter>,
+    /// How many were accepted since the last refusal, of those admitted as the first, the second, … in flight or a later one.
+    accepted: [u32; FEW],
+    /// Refusals in a row without anything served in between.
+    missed: u32,
+    /// The last cut may be refined by the rest of its burst.
+    refines: bool,
+    changes: Vec<Change>,
     rng: fastrand::Rng,
 }
 
@@ -60,10 +101,21 @@ impl Law {
             strikes: 0,
             throttled: 0,
             hold: None,
+            grow_from: None,
+            familiar: 0.0,
+            busy: None,
+            told: false,
+            plateau: Plateau::new(),
+            pace: None,
+            meter: None,
+            accepted: [0; FEW],
+            missed: 0,
+            refines: false,
+            changes: vec![],
             rng,
             settings,
         };
-        law.limit = law.within(law.cap as f64 * law.settings.start);
+        law.limit = law.warm_up();
         law.open = law.limit;
         law
     }
@@ -71,6 +123,10 @@ impl Law {
     /// A limit within its bounds: a cap below the floor wins.
     fn within(&self, limit: f64) -> f64 {
         limit.max(self.settings.floor as f64).min(self.cap as f64)
+    }
+
+    fn warm_up(&self) -> f64 {
+        self.within(self.cap as f64 * self.settings.start)
     }
 
     pub(crate) fn limit(&self) -> f64 {
@@ -87,19 +143,49 @@ impl Law {
     }
 
     pub(crate) fn cell(&self) -> LimitCell {
-        LimitCell { limit: self.limit, cap: self.cap, epoch: self.epoch, throttled: self.throttled }
+        LimitCell {
+            limit: self.limit,
+            cap: self.cap,
+            epoch: self.epoch,
+            throttled: self.throttled,
+            pace: self.pace.as_ref().map(Pace::rate),
+        }
+    }
+
+    /// The changes since this was last asked.
+    pub(crate) fn changes(&mut self) -> std::vec::Drain<'_, Change> {
+        self.changes.drain(..)
+    }
+
+    fn note(&mut self, from: f64, to: f64, why: Why, now: Instant) {
+        if from != to {
+            self.changes.push(Change::new(now, from, to, why));
+        }
+    }
+
+    /// From now on the answers tell the quota, or do not.
+    pub(crate) fn quota_told(&mut self, told: bool) {
+        self.told = told;
+        if told {
+            self.pace = None;
+        }
+    }
+
+    /// How many may be in flight when neither a hold nor the pace forbids it.
+    fn width(&self) -> usize {
+        // At least 1 and at most the cap: the cast loses only the fraction.
+        if self.sounding { 1 } else { self.open as usize }
     }
 
     /// How many may be in flight now.
     pub(crate) fn slots(&self, now: Instant) -> usize {
-        if self.held_until(now).is_some() {
-            0
-        } else if self.sounding {
-            1
-        } else {
-            // At least 1 and at most the cap: the cast loses only the fraction.
-            self.open as usize
-        }
+        if self.not_before(now).is_some() { 0 } else { self.width() }
+    }
+
+    /// How many may be admitted now: by a pace, one at a time.
+    pub(crate) fn free(&self, in_flight: usize, now: Instant) -> usize {
+        let free = self.slots(now).saturating_sub(in_flight);
+        if self.pace.is_some() { free.min(1) } else { free }
     }
 
     /// When the hold ends, if one is open.
@@ -107,74 +193,158 @@ impl Law {
         self.hold.map(|hold| hold.until).filter(|until| *until > now)
     }
 
-    /// A call was admitted; `in_flight` counts it. Gives the epoch that it carries.
-    pub(crate) fn admitted(&mut self, in_flight: usize, now: Instant) -> u64 {
-        if in_flight >= self.slots(now) {
-            self.reached = true;
-        }
-        self.epoch
+    /// Before when none may start, by a hold or by the pace.
+    fn not_before(&self, now: Instant) -> Option<Instant> {
+        self.held_until(now).max(self.pace.as_ref().map(Pace::next).filter(|next| *next > now))
     }
 
-    /// An answer was read of a call admitted in `epoch`; `in_flight` still counts it. True if limit or hold moved.
-    pub(crate) fn answered(&mut self, epoch: u64, outcome: Outcome, in_flight: usize, now: Instant) -> bool {
-        let current = epoch == self.epoch;
+    /// When time alone admits the next call.
+    pub(crate) fn opens_at(&self, in_flight: usize, now: Instant) -> Option<Instant> {
+        self.not_before(now).filter(|_| in_flight < self.width())
+    }
+
+    /// A call was admitted; `in_flight` counts it. Gives what it carries.
+    pub(crate) fn admitted(&mut self, in_flight: usize, now: Instant) -> Admitted {
+        let start = self.warm_up();
+        if self.open > start && self.busy.is_some_and(|busy| now.saturating_duration_since(busy) > self.settings.idle) {
+            self.open = start;
+            self.familiar = 0.0;
+            self.busy = Some(now);
+            self.grow_later(2.0, now);
+        }
+        if self.busy.is_none() || in_flight as f64 >= start {
+            self.busy = Some(now);
+        }
+        if in_flight >= self.width() {
+            self.reached = true;
+        }
+        if let Some(pace) = &mut self.pace {
+            pace.started(now);
+        }
+        self.meter.get_or_insert(Meter::new(now)).started();
+        Admitted { epoch: self.epoch, level: in_flight }
+    }
+
+    /// An answer was read of a call; `in_flight` still counts it. True if limit, pace or hold moved.
+    pub(crate) fn answered(&mut self, call: Admitted, outcome: Outcome, in_flight: usize, now: Instant) -> bool {
+        let current = call.epoch == self.epoch;
         match outcome.class {
             Class::Throttled => {
                 self.throttled = self.throttled.saturating_add(1);
-                match outcome.not_before.filter(|at| *at > now) {
-                    Some(until) => self.refused_until(until, current, now),
-                    None if current => self.refused(in_flight, now),
-                    None => return false,
+                let until = outcome.not_before.filter(|at| *at > now);
+                if !current {
+                    self.refine(call, now);
+                }
+                // Calls in flight are permuted on their way, so the most there were is the level that was refused.
+                let level = call.level.max(in_flight);
+                match until {
+                    Some(until) => self.refused_until(until, current, level, now),
+                    None if current => self.refused(in_flight, level, now),
+                    None => {}
                 }
                 true
             }
-            Class::Ok | Class::Rejected if current => self.served(true),
+            Class::Ok | Class::Rejected if current => self.served(call, true, now),
             // The org looked at the request: the depth is sounded, though nothing is learnt about room.
-            Class::Terminal | Class::TooLarge if current => self.served(false),
+            Class::Terminal | Class::TooLarge if current => self.served(call, false, now),
             _ => false,
         }
     }
 
-    fn served(&mut self, grow: bool) -> bool {
+    fn served(&mut self, call: Admitted, grow: bool, now: Instant) -> bool {
         self.served = true;
         self.strikes = 0;
+        self.missed = 0;
+        for accepted in &mut self.accepted[..call.level.min(FEW)] {
+            *accepted = accepted.saturating_add(1);
+        }
         if self.sounding {
             self.sounding = false;
             self.new_window();
+            self.grow_later(2.0, now);
             return true;
         }
         if !grow {
             return false;
         }
+        let paced = self.pace_served(now);
         self.clean += 1;
         if self.clean < self.open as usize {
-            return false;
+            return paced;
         }
         let reached = self.reached;
         self.new_window();
-        if !reached {
+        self.full_window(reached, now) || paced
+    }
+
+    fn pace_served(&mut self, now: Instant) -> bool {
+        let Some(pace) = &mut self.pace else { return false };
+        let from = pace.rate();
+        match pace.served(now) {
+            Turn::Kept => false,
+            Turn::Grew => {
+                let to = pace.rate();
+                self.note(from, to, Why::PaceGrown, now);
+                true
+            }
+            // With so many slots their number is the finer measure.
+            Turn::Idle if self.reached && self.limit >= FEW as f64 => {
+                self.pace = None;
+                self.note(from, f64::INFINITY, Why::PaceEnded, now);
+                true
+            }
+            Turn::Idle => false,
+        }
+    }
+
+    /// A window of as many clean answers as calls are allowed. True if anything grew.
+    fn full_window(&mut self, reached: bool, now: Instant) -> bool {
+        if self.open >= self.limit {
+            self.plateau.clean();
+        }
+        let from = self.open;
+        if !reached || from >= self.familiar && self.grow_from.is_some_and(|at| now < at) {
             return false;
         }
         if self.open < self.limit {
             self.open = (self.open * 2.0).min(self.limit);
         } else {
-            let grown = if self.slow_start { self.limit * 2.0 } else { self.limit + self.settings.step };
+            let grown = if self.slow_start {
+                self.limit * 2.0
+            } else if self.told {
+                self.limit + self.settings.step
+            } else {
+                let Some(grown) = self.plateau.grown(self.limit, now) else { return false };
+                grown
+            };
             self.limit = self.within(grown);
             self.open = self.limit;
+            self.note(from, self.limit, Why::Grown, now);
         }
+        self.grow_later(self.open / from, now);
         true
     }
 
+    /// After growth by this factor: none for as long as it should have taken.
+    fn grow_later(&mut self, factor: f64, now: Instant) {
+        let seconds = factor.ln() / self.settings.growth.ln();
+        self.grow_from = Duration::try_from_secs_f64(seconds).ok().and_then(|wait| now.checked_add(wait.min(FAR)));
+    }
+
     /// Refused with a time: the org is held, and then one call goes first.
-    fn refused_until(&mut self, until: Instant, current: bool, now: Instant) {
+    fn refused_until(&mut self, until: Instant, current: bool, level: usize, now: Instant) {
         let ceiling = now + self.settings.ceiling.min(FAR);
         // A hint that its reader cut down to the same ceiling was cut a moment ago.
         let parked = until + READING.min(self.settings.ceiling / 2) >= ceiling;
         let reason = if parked { HoldReason::Parked } else { HoldReason::Hint };
         if current {
-            // A call that went alone says nothing about how many may go together.
-            if !self.sounding {
-                self.cut(self.limit * self.settings.cut);
+            if self.told {
+                // A call that went alone says nothing about how many may go together.
+                if !self.sounding {
+                    self.cut(self.limit * self.settings.cut, Why::Held, now);
+                }
+            } else {
+                self.learn(level, Why::Held, until.min(ceiling) - now, now);
             }
         }
         // Whoever flies was admitted before this hold, so its answer must not end the sounding that follows.
@@ -182,32 +352,87 @@ impl Law {
             self.new_epoch();
         }
         let spread = self.settings.spread.min(FAR).mul_f64(self.rng.f64());
-        self.hold_until(until.min(ceiling) + spread, reason);
+        self.hold_until(until.min(ceiling) + spread, reason, now);
     }
 
     /// Refused without a time.
-    fn refused(&mut self, in_flight: usize, now: Instant) {
-        if self.sounding || !self.served || self.open < 2.0 {
-            // Even one call was too many: the limit is below one slot, so it becomes a pause that grows.
-            if !self.sounding {
-                self.cut(self.limit * self.settings.cut);
+    fn refused(&mut self, in_flight: usize, level: usize, now: Instant) {
+        let whole = !self.served;
+        if self.told {
+            if self.sounding || whole || self.open < 2.0 {
+                if !self.sounding {
+                    self.cut(self.limit * self.settings.cut, Why::Refused, now);
+                }
+                self.pause(now);
+            } else {
+                self.cut(self.limit.min(in_flight as f64) * self.settings.bare_cut, Why::Refused, now);
+                self.new_epoch();
             }
-            let pause = self.settings.backoff.saturating_mul(1 << self.strikes.min(16)).min(self.settings.backoff_max);
-            self.strikes = self.strikes.saturating_add(1);
-            self.new_epoch();
-            let pause = pause.min(FAR).mul_f64(1.0 + 0.25 * self.rng.f64());
-            self.hold_until(now + pause, HoldReason::Backoff);
+            return;
+        }
+        self.missed = if whole { self.missed + 1 } else { 0 };
+        if self.sounding || self.missed > 1 {
+            self.pause(now);
         } else {
-            self.cut(self.limit.min(in_flight as f64) * self.settings.bare_cut);
+            self.learn(level, Why::Refused, Duration::ZERO, now);
             self.new_epoch();
         }
     }
 
-    fn cut(&mut self, to: f64) {
+    /// Even one call was too many, or everything is: a pause that grows.
+    fn pause(&mut self, now: Instant) {
+        let pause = self.settings.backoff.saturating_mul(1 << self.strikes.min(16)).min(self.settings.backoff_max);
+        self.strikes = self.strikes.saturating_add(1);
+        self.new_epoch();
+        let pause = pause.min(FAR).mul_f64(1.0 + 0.25 * self.rng.f64());
+        self.hold_until(now + pause, HoldReason::Backoff, now);
+    }
+
+    /// What a refusal teaches where nothing tells the limit.
+    fn learn(&mut self, level: usize, why: Why, hold: Duration, now: Instant) {
+        let meter = self.meter.unwrap_or(Meter::new(now));
+        // A concurrency limit refuses the first call above it. One that refuses what it has just accepted limits the rate.
+        let enough = if level == 1 { 1 } else { ENOUGH };
+        let rate = level <= FEW && self.accepted[level.clamp(1, FEW) - 1] >= enough;
+        if let Some(pace) = &mut self.pace {
+            let from = pace.rate();
+            pace.refused(&meter, now);
+            let to = pace.rate();
+            self.note(from, to, Why::PaceRefused, now);
+        } else if rate {
+            let pace = Pace::new(&meter, self.settings.backoff_max, now);
+            self.note(f64::INFINITY, pace.rate(), Why::PaceBegan, now);
+            self.pace = Some(pace);
+            self.plateau.forget();
+        } else if self.sounding {
+            // A call that went alone says nothing about how many may go together.
+        } else if self.served || why == Why::Held {
+            let to = self.plateau.refused(self.limit, level, hold, &self.settings, now);
+            self.cut(to, why, now);
+            self.refines = true;
+        } else {
+            let to = self.plateau.refused_again(self.limit, &self.settings, now);
+            self.cut(to, Why::RefusedAgain, now);
+        }
+        self.meter = Some(Meter::new(now));
+        self.accepted = [0; FEW];
+    }
+
+    /// Another refusal of the burst that the last cut was for: what is left in flight is what fitted.
+    fn refine(&mut self, call: Admitted, now: Instant) {
+        if self.refines && call.epoch + 1 == self.epoch {
+            let to = self.plateau.refined(self.limit);
+            self.cut(to, Why::Refined, now);
+        }
+    }
+
+    fn cut(&mut self, to: f64, why: Why, now: Instant) {
+        let from = self.limit;
         // Never upwards, whatever the floor says.
         self.limit = self.within(to).min(self.limit);
         self.open = self.open.min(self.limit);
         self.slow_start = false;
+        self.note(from, self.limit, why, now);
     }
 
     fn new_epoch(&mut self) {
@@ -221,9 +446,13 @@ impl Law {
         self.reached = false;
     }
 
-    fn hold_until(&mut self, until: Instant, reason: HoldReason) {
+    fn hold_until(&mut self, until: Instant, reason: HoldReason, now: Instant) {
         self.sounding = true;
         self.open = 1.0;
+        self.familiar = if until - now > self.settings.idle { 0.0 } else { self.limit };
+        if let (Some(meter), Some(at)) = (&mut self.meter, until.checked_sub(HOLD_TOLD)) {
+            meter.not_before(at);
+        }
         // The longest wins.
         if self.hold.is_none_or(|hold| hold.until < until) {
             self.hold = Some(Hold::new(until, reason));

@@ -38,6 +38,8 @@
 mod future;
 mod law;
 mod layer;
+mod pace;
+mod plateau;
 mod release;
 mod service;
 mod settings;

@@ -139,6 +139,9 @@ impl Quota {
             self.close(call);
             return;
         }
+        if Resource::ALL.iter().any(|resource| readings.get(*resource).is_some_and(|said| said.remaining.is_some())) {
+            self.org.write_quota_told();
+        }
         let (sent, own, spent) = {
             let entry = &self.ledger[position];
             (entry.sent, entry.cost, entry.spent)

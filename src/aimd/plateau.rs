@@ -1,0 +1,84 @@
+//! Where nothing tells the limit: a plateau just below the point of refusal, probed ever more rarely. Pure.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::settings::Settings;
+
+/// The shortest rest before a probe.
+const REST: Duration = Duration::from_secs(1);
+/// A hold costs at most one part in so many.
+const HOLD_SHARE: u32 = 20;
+/// The longest rest after a hold: added capacity is to be found within half a minute.
+const REST_HELD: Duration = Duration::from_secs(25);
+
+#[derive(Clone, Debug)]
+pub(crate) struct Plateau {
+    refused_at: Option<Instant>,
+    /// No growth before this.
+    rest_until: Option<Instant>,
+    /// The next step up; it doubles with every one that stays clean, so that a doubled capacity is found fast.
+    up: f64,
+    /// The next step down; it doubles until a whole window has been clean.
+    down: f64,
+    /// What a burst may bring the limit down to.
+    bottom: f64,
+}
+
+impl Plateau {
+    pub(crate) fn new() -> Self {
+        Plateau { refused_at: None, rest_until: None, up: 1.0, down: 1.0, bottom: 1.0 }
+    }
+
+    /// The limit after a refusal when `level` calls were in flight; `hold` is how long the provider wants to be left alone.
+    pub(crate) fn refused(&mut self, limit: f64, level: usize, hold: Duration, settings: &Settings, now: Instant) -> f64 {
+        let level = limit.min(level as f64).floor();
+        self.bottom = level / 2.0;
+        let to = (level - self.down).max(self.bottom);
+        self.down *= 2.0;
+        self.rest(hold, settings, now);
+        to
+    }
+
+    /// The limit after another refusal of the same burst.
+    pub(crate) fn refined(&self, limit: f64) -> f64 {
+        (limit - 1.0).max(self.bottom).min(limit)
+    }
+
+    /// The limit when nothing sent after the last cut has been answered well.
+    pub(crate) fn refused_again(&mut self, limit: f64, settings: &Settings, now: Instant) -> f64 {
+        self.bottom = limit / 2.0;
+        self.rest(Duration::ZERO, settings, now);
+        self.bottom
+    }
+
+    fn rest(&mut self, hold: Duration, settings: &Settings, now: Instant) {
+        let since = self.refused_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        let rest = since.saturating_mul(2).min(settings.rest).max(REST.min(settings.rest));
+        let rest = rest.max(hold.saturating_mul(HOLD_SHARE).min(REST_HELD));
+        self.refused_at = Some(now);
+        self.rest_until = now.checked_add(hold.saturating_add(rest));
+        self.up = 1.0;
+    }
+
+    /// A whole window at the full limit was clean.
+    pub(crate) fn clean(&mut self) {
+        self.down = 1.0;
+    }
+
+    /// The limit after a full, clean window, if it may be probed.
+    pub(crate) fn grown(&mut self, limit: f64, now: Instant) -> Option<f64> {
+        if self.rest_until.is_some_and(|until| now < until) {
+            return None;
+        }
+        let to = limit + self.up;
+        self.up *= 2.0;
+        Some(to)
+    }
+
+    /// What was learnt of slots does not count any more.
+    pub(crate) fn forget(&mut self) {
+        *self = Plateau::new();
+    }
+}
