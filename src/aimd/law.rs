@@ -28,7 +28,7 @@ const FAR: Duration = Duration::from_secs(365 * 86_400);
 const READING: Duration = Duration::from_secs(1);
 /// With so few in flight, a slot more or less is too coarse a step for a rate.
 const FEW: usize = 4;
-/// So many calls accepted at a level, and then one refused: the level was not what was wrong with it.
+/// So many calls sent at a level, and then one refused: the level was not what was wrong with it.
 const ENOUGH: u32 = 3;
 /// A hold longer than this says nothing about a rate: the bucket ran over meanwhile.
 const HOLD_TOLD: Duration = Duration::from_secs(5);
@@ -76,8 +76,8 @@ pub(crate) struct Law {
     pace: Option<Pace>,
     /// What was sent since the last refusal.
     meter: Option<Meter>,
-    /// How many were accepted since the last refusal, of those admitted as the first, the second, … in flight or a later one.
-    accepted: [u32; FEW],
+    /// How many were sent since the last refusal as the first, the second, … in flight or a later one.
+    sent: [u32; FEW],
     /// Refusals in a row without anything served in between.
     missed: u32,
     /// The last cut may be refined by the rest of its burst.
@@ -108,7 +108,7 @@ impl Law {
             plateau: Plateau::new(),
             pace: None,
             meter: None,
-            accepted: [0; FEW],
+            sent: [0; FEW],
             missed: 0,
             refines: false,
             changes: vec![],
@@ -222,6 +222,9 @@ impl Law {
             pace.started(now);
         }
         self.meter.get_or_insert(Meter::new(now)).started();
+        for sent in &mut self.sent[..in_flight.min(FEW)] {
+            *sent = sent.saturating_add(1);
+        }
         Admitted { epoch: self.epoch, level: in_flight }
     }
 
@@ -244,22 +247,22 @@ impl Law {
                 }
                 true
             }
-            Class::Ok | Class::Rejected if current => self.served(call, true, now),
+            Class::Ok | Class::Rejected if current => self.served(true, now),
             // The org looked at the request: the depth is sounded, though nothing is learnt about room.
-            Class::Terminal | Class::TooLarge if current => self.served(call, false, now),
+            Class::Terminal | Class::TooLarge if current => self.served(false, now),
             _ => false,
         }
     }
 
-    fn served(&mut self, call: Admitted, grow: bool, now: Instant) -> bool {
+    fn served(&mut self, grow: bool, now: Instant) -> bool {
         self.served = true;
         self.strikes = 0;
         self.missed = 0;
-        for accepted in &mut self.accepted[..call.level.min(FEW)] {
-            *accepted = accepted.saturating_add(1);
-        }
         if self.sounding {
             self.sounding = false;
+            if !self.told {
+                self.open = self.open.max((self.familiar / 2.0).floor().min(self.limit));
+            }
             self.new_window();
             self.grow_later(2.0, now);
             return true;
@@ -393,7 +396,7 @@ impl Law {
         let meter = self.meter.unwrap_or(Meter::new(now));
         // A concurrency limit refuses the first call above it. One that refuses what it has just accepted limits the rate.
         let enough = if level == 1 { 1 } else { ENOUGH };
-        let rate = level <= FEW && self.accepted[level.clamp(1, FEW) - 1] >= enough;
+        let rate = self.served && level <= FEW && self.sent[level.max(1) - 1] > enough;
         if let Some(pace) = &mut self.pace {
             let from = pace.rate();
             pace.refused(&meter, now);
@@ -415,7 +418,7 @@ impl Law {
             self.cut(to, Why::RefusedAgain, now);
         }
         self.meter = Some(Meter::new(now));
-        self.accepted = [0; FEW];
+        self.sent = [0; FEW];
     }
 
     /// Another refusal of the burst that the last cut was for: what is left in flight is what fitted.

@@ -10,14 +10,16 @@ use tokio::time::Instant;
 
 /// How far below a measured rate a pace begins.
 const BELOW: f64 = 0.97;
-/// The first step of a probe; it doubles with every step that is not refused.
+/// The first step of a probe; it doubles with every step that is not refused, up to the largest.
 const STEP: f64 = 0.02;
+const STEP_MAX: f64 = 0.25;
 /// How many clean calls a step of a probe takes.
 const PROBE: f64 = 16.0;
+/// How many of them show that a pace can be kept, whatever was measured before.
+const PROVES: f64 = 8.0;
 /// How many clean calls, or seconds if that is longer, a pace rests at most before it is probed.
 const REST_CALLS: f64 = 64.0;
-/// A start this late is one that waited for its slot, not for its turn, and the next need not wait a whole turn: timers are
-/// not exact.
+/// A start up to this late does not put off the next: timers are not exact.
 const GRAIN: Duration = Duration::from_millis(4);
 
 /// What an accepted call did to a pace.
@@ -59,12 +61,12 @@ impl Meter {
 
     /// Calls a second. The bucket held something between none and one at either end.
     fn rate(&self, now: Instant) -> f64 {
-        (self.accepted() + 0.5) / now.saturating_duration_since(self.since).as_secs_f64().max(1e-3)
+        self.accepted().max(0.5) / now.saturating_duration_since(self.since).as_secs_f64().max(1e-3)
     }
 
     /// How wrong the rate may be, as a part of it.
     fn doubt(&self) -> f64 {
-        (1.0 / (self.accepted() + 1.0)).clamp(STEP, 0.5)
+        (1.0 / (self.accepted() + 1.0)).clamp(STEP, STEP_MAX)
     }
 }
 
@@ -121,11 +123,11 @@ impl Pace {
     pub(crate) fn started(&mut self, now: Instant) {
         let turn = self.turn(1.0);
         let late = now.saturating_duration_since(self.next);
-        let slack = turn.max(GRAIN);
-        if late <= slack {
+        if late <= turn.max(GRAIN) {
             self.bound += 1.0;
         }
-        self.next = now - late.min(slack) + turn;
+        let from = if late <= GRAIN { self.next } else { now };
+        self.next = from + turn;
     }
 
     /// A call was accepted.
@@ -135,14 +137,17 @@ impl Pace {
             return Turn::Kept;
         }
         let bound = self.bound >= self.clean / 2.0;
+        let shown = self.clean >= PROVES;
         self.window = self.window.min(PROBE);
         self.new_window();
         if !bound {
             return Turn::Idle;
         }
-        self.proven = self.rate;
+        if shown {
+            self.proven = self.rate;
+        }
         self.rate *= 1.0 + self.step;
-        self.step = (self.step * 2.0).min(1.0);
+        self.step = (self.step * 2.0).min(STEP_MAX);
         self.next = self.next.min(now + self.turn(1.0));
         Turn::Grew
     }

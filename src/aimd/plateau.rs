@@ -9,7 +9,7 @@ use super::settings::Settings;
 /// The shortest rest before a probe.
 const REST: Duration = Duration::from_secs(1);
 /// A hold costs at most one part in so many.
-const HOLD_SHARE: u32 = 20;
+const HOLD_SHARE: u32 = 25;
 /// The longest rest after a hold: added capacity is to be found within half a minute.
 const REST_HELD: Duration = Duration::from_secs(25);
 
