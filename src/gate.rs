@@ -57,22 +57,25 @@ impl<A: Admission> Gate<A> {
 
     /// Passes, or waits in line. `place` is the caller's place; it is given up on passing and on drop.
     pub(crate) fn poll_pass(self: &Arc<Self>, cx: &mut Context<'_>, place: &mut Place<A>) -> Poll<A::Grant> {
+        // Dropped last, under no lock.
+        let _old_waker;
         let mut state = self.lock();
         let now = Instant::now();
         let granted = if state.line.may_try(place.ticket) { state.law.admit(now) } else { None };
         match &granted {
             Some(_) => {
-                if let Some(ticket) = place.ticket.take() {
+                _old_waker = place.ticket.take().and_then(|ticket| {
                     place.gate = None;
-                    state.line.leave(ticket);
+                    let (_, waker) = state.line.leave(ticket);
                     state.count();
-                }
+                    waker
+                });
             }
             None => {
                 if place.ticket.is_none() {
                     place.gate = Some(self.clone());
                 }
-                state.line.wait(&mut place.ticket, 0, cx.waker());
+                _old_waker = state.line.wait(&mut place.ticket, 0, cx.waker());
                 state.count();
             }
         }
@@ -108,10 +111,11 @@ impl<A: Admission> Gate<A> {
 
     fn leave(&self, ticket: Ticket) {
         let mut state = self.lock();
-        let was_called = state.line.leave(ticket);
+        let (was_called, waker) = state.line.leave(ticket);
         state.count();
         let calls = if was_called { state.announce(Instant::now(), 0) } else { Calls::default() };
         drop(state);
+        drop(waker);
         calls.wake();
     }
 }

@@ -70,25 +70,26 @@ impl Line {
         }
     }
 
-    /// Takes a place (a new one by `age` where there is none yet), or keeps it with a fresh waker, uncalled.
-    pub(crate) fn wait(&mut self, ticket: &mut Option<Ticket>, age: u64, waker: &Waker) {
+    /// Takes a place (a new one by `age` where there is none yet), or keeps it with a fresh waker, uncalled. Gives the waker
+    /// that is replaced: its drop is somebody else's code too, so it is not for under the owner's lock.
+    #[must_use = "dropped under no lock"]
+    pub(crate) fn wait(&mut self, ticket: &mut Option<Ticket>, age: u64, waker: &Waker) -> Option<Waker> {
         let ticket = *ticket.get_or_insert_with(|| {
             self.arrivals += 1;
             Ticket { age, number: self.arrivals }
         });
         self.called.remove(&ticket);
         match self.waiting.get_mut(&ticket) {
-            Some(old) => old.clone_from(waker),
-            None => {
-                self.waiting.insert(ticket, waker.clone());
-            }
+            Some(old) if old.will_wake(waker) => None,
+            Some(old) => Some(std::mem::replace(old, waker.clone())),
+            None => self.waiting.insert(ticket, waker.clone()),
         }
     }
 
-    /// Gives the place up; true if it had been called, so that the call must go on to somebody else.
-    pub(crate) fn leave(&mut self, ticket: Ticket) -> bool {
-        self.waiting.remove(&ticket);
-        self.called.remove(&ticket)
+    /// Gives the place up; true if it had been called, so that the call must go on to somebody else. The waker is for dropping
+    /// under no lock.
+    pub(crate) fn leave(&mut self, ticket: Ticket) -> (bool, Option<Waker>) {
+        (self.called.remove(&ticket), self.waiting.remove(&ticket))
     }
 
     /// Calls the next `n` not yet called.
@@ -124,7 +125,7 @@ mod tests {
     fn waiter(line: &mut Line, age: u64) -> (task::Spawn<std::future::Pending<()>>, Option<Ticket>) {
         let mut task = task::spawn(std::future::pending::<()>());
         let mut ticket = None;
-        task.enter(|cx, _| line.wait(&mut ticket, age, cx.waker()));
+        task.enter(|cx, _| drop(line.wait(&mut ticket, age, cx.waker())));
         (task, ticket)
     }
 
@@ -175,9 +176,9 @@ mod tests {
         assert!(line.may_try(ticket), "the first in line may");
         let (_second, second) = waiter(&mut line, 2);
         assert!(!line.may_try(second));
-        assert!(!line.leave(second.unwrap()), "it had not been called");
+        assert!(!line.leave(second.unwrap()).0, "it had not been called");
         let _ = line.call(1);
-        assert!(line.leave(ticket.unwrap()), "it had");
+        assert!(line.leave(ticket.unwrap()).0, "it had");
         assert!(line.is_empty());
     }
 
@@ -187,7 +188,7 @@ mod tests {
         let (old_task, mut ticket) = waiter(&mut line, 1);
         let before = ticket;
         let mut new_task = task::spawn(std::future::pending::<()>());
-        new_task.enter(|cx, _| line.wait(&mut ticket, 1, cx.waker()));
+        new_task.enter(|cx, _| drop(line.wait(&mut ticket, 1, cx.waker())));
         assert_eq!(before, ticket);
         line.call(1).wake();
         assert!(new_task.is_woken() && !old_task.is_woken());

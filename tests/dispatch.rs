@@ -360,6 +360,9 @@ async fn a_bad_command_line_is_exit_code_two_and_says_what() {
         (&["--input", "in.jsonl", "--orgs", "orgs.toml", "--base-url", "ftp://x"], "--base-url"),
         (&["--input", "in.jsonl", "--orgs", "orgs.toml", "--output", "in.jsonl"], "--output"),
         (&["--input", "in.jsonl", "--orgs", "orgs.toml", "--output", "none/out.jsonl"], "none/out.jsonl"),
+        (&["--input", "in.jsonl", "--orgs", "orgs.toml", "--output", "x", "--report", "x"], "--report"),
+        (&["--input", "in.jsonl", "--orgs", "orgs.toml", "--grace", "1e300"], "--grace"),
+        (&["--input", "in.jsonl", "--orgs", "orgs.toml", "--grace", "999999999d"], "ten years"),
         (&["--input", "in.jsonl"], "ANTHROPIC_API_KEY"),
         (&["--orgs", "orgs.toml"], "--input"),
         (&["--nonsense"], "--nonsense"),
@@ -480,20 +483,23 @@ async fn at_the_deadline_every_id_of_a_file_has_its_line() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_ctrl_c_lets_calls_in_flight_end_and_every_id_has_its_line() {
-    let bench = Bench::new(Dialect::Anthropic, [org(0).requests_per_minute(3_000.0)]).await;
+async fn after_the_first_ctrl_c_calls_in_flight_end_and_nothing_more_is_sent() {
+    // Two calls at once, and a quota that lets few through: most of what is alive waits.
+    let slow = org(0).requests_per_minute(600.0).latency(Latency::new(300.0, 0.0));
+    let bench = Bench::new(Dialect::Anthropic, [slow]).await;
     bench.input(&bench.lines(0..2_000));
-    let child = bench.files(&[]).stderr(Stdio::piped()).spawn().unwrap();
-    let out = bench.path("out.jsonl");
-    until(|| out.metadata().is_ok_and(|out| out.len() > 0)).await;
+    let child = bench.files(&["--cap", "2", "--grace", "1h"]).stderr(Stdio::piped()).spawn().unwrap();
+    until(|| bench.server.truth().orgs[0].in_flight == 2).await;
     interrupt(&child);
     let output = child.wait_with_output().await.unwrap();
     assert_eq!(code(&output), 130, "{}", said(&output));
-    let answers = bench.answers();
+    let (truth, answers) = (bench.server.truth(), bench.answers());
     assert_eq!(answers.len(), 2_000);
     let outcomes = outcomes(&answers);
     assert_eq!(outcomes.keys().copied().collect::<Vec<_>>(), ["cancelled", "ok"]);
-    assert_eq!(outcomes["ok"] as u64, bench.server.truth().ok(), "nothing that was answered is lost");
+    assert_eq!(outcomes["ok"] as u64, truth.ok(), "nothing that was answered is lost");
+    assert_eq!(truth.calls(), truth.ok(), "nothing that was sent is given up");
+    assert!(truth.calls() <= 5, "{} calls: one alone, then two at once, and then the stop", truth.calls());
     assert_eq!((&bench.report()["missing"], &bench.report()["ended_by"]), (&json!(0), &json!("ctrl-c")));
 }
 
@@ -582,30 +588,23 @@ async fn an_earlier_output_is_kept() {
     assert_eq!((bench.answers().len(), bench.text("out.jsonl.old").as_str()), (1, "dear\n"));
 }
 
-/// A provider that quotes the key it was called with, and answers on several lines.
-async fn quoting_provider() -> String {
+/// A provider that gives these answers in turn, whatever it is asked; an empty one is a connection cut off.
+async fn scripted(answers: Vec<(u16, String)>) -> String {
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let base_url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move {
-        loop {
+        for (status, body) in answers {
             let (mut stream, _) = listener.accept().await.unwrap();
-            tokio::spawn(async move {
-                let mut asked = Vec::new();
-                while !String::from_utf8_lossy(&asked).contains("\r\n\r\n") {
-                    if stream.read_buf(&mut asked).await.unwrap() == 0 {
-                        return;
-                    }
-                }
-                let asked = String::from_utf8_lossy(&asked).into_owned();
-                let key = asked.lines().find_map(|line| line.strip_prefix("x-api-key: ")).unwrap();
-                let refused = asked.contains("refuse");
-                let status = if refused { "400 Bad Request" } else { "200 OK" };
-                let body =
-                    format!("{{\r\n \"error\": {{\"type\": \"strange\",\n \"message\": \"you are {key}\"}} }}\n");
-                let head = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: application/json\r\n");
+            let mut asked = Vec::new();
+            // The body of every request here ends with the line's own.
+            while !asked.ends_with(b"}") {
+                assert_ne!(stream.read_buf(&mut asked).await.unwrap(), 0);
+            }
+            if !body.is_empty() {
+                let head = format!("HTTP/1.1 {status} -\r\nconnection: close\r\ncontent-type: application/json\r\n");
                 let answer = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
                 stream.write_all(answer.as_bytes()).await.unwrap();
-            });
+            }
         }
     });
     base_url
@@ -614,17 +613,30 @@ async fn quoting_provider() -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_goes_nowhere_but_onto_the_wire() {
     let bench = Bench::new(Dialect::Anthropic, [org(0)]).await;
-    let base_url = quoting_provider().await;
-    let line = r#"{"custom_id":"a","params":{"model":"refuse"}}"#;
-    let mut command = bench.input(line).files(&["--base-url", &base_url, "--max-attempts", "1"]);
+    let key = KEYS[0];
+    let refusal = format!("{{\r\n \"error\": {{\"type\": \"strange\",\n \"message\": \"you are {key}\"}} }}\n");
+    let base_url = scripted(vec![(200, format!("{{\"content\": [\"{key}\"]}}")), (400, refusal)]).await;
+    let mut command = bench.input(&bench.lines(0..2)).files(&["--base-url", &base_url, "--cap", "1"]);
     let output = command.env("RUST_LOG", "trace").output().await.unwrap();
     assert_eq!(code(&output), 1, "{}", said(&output));
-    let answer = &bench.answers()["a"];
-    assert!(answer["error"].as_str().unwrap().contains("you are ***"), "{answer}");
-    assert_eq!(answer["response"]["error"]["message"], "you are ***");
+    let answers = bench.answers();
+    assert_eq!(answers["id-0"]["response"]["content"][0], "***");
+    assert_eq!(answers["id-1"]["response"]["error"]["message"], "you are ***");
+    assert!(answers["id-1"]["error"].as_str().unwrap().contains("you are ***"));
     for text in [said(&output), bench.text("out.jsonl"), bench.text("report.json")] {
-        assert!(!text.contains(KEYS[0]), "{text}");
+        assert!(!text.contains(key), "{text}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_status_is_that_of_the_last_call() {
+    let bench = Bench::new(Dialect::Anthropic, [org(0)]).await;
+    let base_url = scripted(vec![(500, "{}".into()), (0, String::new())]).await;
+    let more = ["--base-url", &base_url, "--max-attempts", "2"];
+    let output = bench.input(&bench.lines(0..1)).files(&more).output().await.unwrap();
+    assert_eq!(code(&output), 1, "{}", said(&output));
+    let answer = &bench.answers()["id-0"];
+    assert_eq!((&answer["attempts"], &answer["status"]), (&json!(2), &Value::Null), "{answer}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -23,7 +23,7 @@ use std::{
     fmt,
     fs::File,
     io::{self, BufReader},
-    path::{Path, PathBuf},
+    path::Path,
     process::ExitCode,
     time::Duration,
 };
@@ -106,10 +106,16 @@ async fn demonstrate(args: &Args) -> Result<u8, Failure> {
 
 /// Sends what the input holds.
 async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
-    let is_input =
-        |path: &PathBuf| path.canonicalize().is_ok_and(|path| input.canonicalize().is_ok_and(|it| it == path));
-    if args.output.as_ref().is_some_and(is_input) {
-        return Err(Failure::new("--output is the file that --input reads"));
+    let same = |a: &Path, b: &Path| a == b || a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b));
+    let files = [("--input", Some(input)), ("--output", args.output.as_deref()), ("--report", args.report.as_deref())];
+    for (i, (name, path)) in files.iter().enumerate() {
+        for (other, earlier) in &files[..i] {
+            if let (Some(path), Some(earlier)) = (path, earlier) {
+                if !is_standard(path) && same(path, earlier) {
+                    return Err(Failure(format!("{name} and {other} are the same file")));
+                }
+            }
+        }
     }
     let orgs = match &args.orgs {
         Some(path) => Some(Orgs::from_toml_file(path).map_err(Failure::new)?),

@@ -78,7 +78,7 @@ impl Counts {
     }
 }
 
-/// How long a call took, in milliseconds, until the head of its answer.
+/// How long a call took, in milliseconds, until the end of its answer.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Latency {
     p50: Option<f64>,

@@ -162,15 +162,19 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
+        // What waits behind the last call in flight will not be sent any more.
+        if stopping && wire.all.in_flight() == 0 {
+            drive.abort();
+        }
         tokio::select! {
             biased;
             () = interrupts.first(), if !stopping => {
                 stopping = true;
                 early.get_or_insert(Early::CtrlC);
-                drive.stop();
+                wire.all.stop();
                 grace_ends = Some(Instant::now() + grace);
-                let (live, grace) = (drive.live(), humantime::format_duration(grace));
-                say(&format!("stopping: {live} requests under way have {grace} to end; Ctrl-C again ends at once"));
+                let (calls, grace) = (wire.all.in_flight(), humantime::format_duration(grace));
+                say(&format!("stopping: {calls} calls in flight have {grace} to end; Ctrl-C again ends at once"));
             }
             () = at(grace_ends) => {
                 grace_ends = None;
@@ -192,7 +196,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
             permit = output.queue().reserve(), if unwritten.is_some() => match (permit, unwritten.take()) {
                 (Ok(permit), Some(line)) => permit.send(line),
                 _ => {
-                    early = Some(Early::Output);
+                    early.get_or_insert(Early::Output);
                     break;
                 }
             },
@@ -284,8 +288,8 @@ impl Interrupts {
             say("ended at once: ids without a line are not done");
             // A reader that does not read keeps the writer, but not us.
             for _ in 0..50 {
-                if writing.try_lock().is_ok() {
-                    break;
+                if let Ok(_whole) = writing.try_lock() {
+                    exit(130);
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }

@@ -2,17 +2,18 @@
 
 use std::{
     collections::BTreeMap,
-    future::Future,
+    future::{Future, pending},
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use http::{Request, Response};
+use http_body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 use tower::{Layer, Service};
 
@@ -65,8 +66,10 @@ pub(crate) struct Tally {
     statuses: Mutex<BTreeMap<u16, u64>>,
     in_flight: AtomicUsize,
     pub(crate) peak_in_flight: AtomicUsize,
-    /// From sending until the head of the answer.
+    /// From sending until the end of the answer.
     pub(crate) latency: Histogram,
+    /// Once set, nothing more is sent.
+    stopped: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -76,6 +79,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Tally {
     pub(crate) fn statuses(&self) -> BTreeMap<u16, u64> {
         lock(&self.statuses).clone()
+    }
+
+    /// Calls that were sent and whose answer has not ended.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.load(Relaxed)
+    }
+
+    /// Sends nothing more: calls from now on never end. To be set on the count of all.
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Relaxed);
     }
 
     fn start(&self, first: bool) {
@@ -113,6 +126,13 @@ pub(crate) struct Seen {
 }
 
 impl Tries {
+    /// Counts a call to this org; true if it is the first of the id.
+    fn start(&self, org: &Arc<str>) -> bool {
+        let mut seen = lock(&self.0);
+        *seen = Seen { calls: seen.calls + 1, org: Some(org.clone()), status: None };
+        seen.calls == 1
+    }
+
     pub(crate) fn seen(&self) -> Seen {
         lock(&self.0).clone()
     }
@@ -167,40 +187,67 @@ where
     S: Service<Request<B>, Response = Response<RB>>,
     S::Future: Send + 'static,
 {
-    type Response = S::Response;
+    type Response = Response<CountedBody<RB>>;
     type Error = S::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let tries = request.extensions().get::<Tries>().cloned();
-        let mut first = false;
-        if let Some(tries) = &tries {
-            let mut seen = lock(&tries.0);
-            seen.calls += 1;
-            first = seen.calls == 1;
-            seen.org = Some(self.layer.org.clone());
-            seen.status = None;
-        }
         let tallies = self.layer.tallies.clone();
-        for tally in &tallies {
-            tally.start(first);
-        }
-        let mut running = Running { tallies, started: Instant::now(), status: None };
-        let call = self.inner.call(request);
-        Box::pin(async move {
-            let result = call.await;
-            if let Ok(response) = &result {
-                let status = response.status().as_u16();
-                running.answered(status);
-                if let Some(tries) = &tries {
-                    lock(&tries.0).status = Some(status);
+        let tries = request.extensions().get::<Tries>().cloned();
+        let started = match tallies.iter().any(|tally| tally.stopped.load(Relaxed)) {
+            true => None,
+            false => {
+                let first = tries.as_ref().is_some_and(|tries| tries.start(&self.layer.org));
+                for tally in &tallies {
+                    tally.start(first);
                 }
+                let running = Running { tallies, started: Instant::now(), status: None };
+                Some((running, self.inner.call(request)))
             }
-            result
+        };
+        Box::pin(async move {
+            let (mut running, call) = match started {
+                Some(started) => started,
+                None => pending().await,
+            };
+            let response = call.await?;
+            let status = response.status().as_u16();
+            running.answered(status);
+            if let Some(tries) = &tries {
+                lock(&tries.0).status = Some(status);
+            }
+            Ok(response.map(|body| CountedBody { body, running: Some(running) }))
         })
+    }
+}
+
+/// The body of an answer, whose call ends with it.
+pub(crate) struct CountedBody<B> {
+    body: B,
+    running: Option<Running>,
+}
+
+impl<B: Body + Unpin> Body for CountedBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if !matches!(frame, Some(Ok(_))) {
+            self.running = None;
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }

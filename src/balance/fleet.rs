@@ -51,9 +51,6 @@ impl<M> Fleet<M> {
         M: Service<Req> + Clone,
     {
         let mut open = Open::of(&self.members);
-        if open.as_slice().is_empty() && self.none_left() {
-            return Ok(Bound::NoneLeft(NoOrgLeft::of(self.members.iter().map(|member| &member.org))));
-        }
         while let Some(picked) = pick(open.as_slice(), |i| self.members[i].org.load()) {
             let member = &self.members[picked];
             match member.ask(request) {
@@ -80,11 +77,16 @@ impl<M> Fleet<M> {
     {
         // Twice: once as one comes, once more when written into the line, so that no bell rings unheard between.
         for _ in 0..2 {
+            if self.none_left() {
+                // Whoever's turn it is.
+                place.give_up(self);
+                return Poll::Ready(Bound::NoneLeft(NoOrgLeft::of(self.members.iter().map(|member| &member.org))));
+            }
             if self.queue.may_try(place.ticket) {
                 let request = slot.take().expect("a call is polled for a member only until it has one");
                 match self.ask(request) {
                     Ok(bound) => {
-                        place.give_up(self);
+                        self.bound(place, &bound);
                         return Poll::Ready(bound);
                     }
                     Err(back) => *slot = Some(back),
@@ -100,6 +102,24 @@ impl<M> Fleet<M> {
         Poll::Pending
     }
 
+    /// A call has its member, or its failure.
+    fn bound<Req>(&self, place: &mut Place<M>, bound: &Bound<M::Future, M::Error>)
+    where
+        M: Service<Req> + Clone,
+    {
+        let was_last = match place.ticket.take() {
+            Some(ticket) => self.queue.leave(ticket).1,
+            // Served at once: the members asked in vain on the way wait for nobody.
+            None => self.queue.is_empty(),
+        };
+        if let (false, Bound::Called(_, org)) = (was_last, bound) {
+            if let Some(member) = self.members.iter().find(|member| member.org.same_board(org)) {
+                member.enlist();
+            }
+        }
+        self.left(was_last);
+    }
+
     /// Whoever leaves calls the next two while there is something for them; the last one out turns off the lights.
     fn left(&self, was_last: bool)
     where
@@ -111,7 +131,8 @@ impl<M> Fleet<M> {
             }
         }
         if !self.queue.is_empty() && self.has_news() {
-            self.queue.call(0);
+            // One who was not called before: those who were may not come.
+            self.queue.call(1);
         }
     }
 }

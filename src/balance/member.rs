@@ -17,6 +17,8 @@ use crate::org::Org;
 pub(crate) struct Member<M> {
     pub(crate) org: Org,
     own: Mutex<M>,
+    /// Whether the instance was polled and not called since: it may be registered, and keep what it needs or part of it.
+    waits: AtomicBool,
     bell: Arc<Bell>,
     waker: Waker,
 }
@@ -25,6 +27,9 @@ pub(crate) struct Member<M> {
 struct Bell {
     pending: AtomicBool,
     generation: AtomicU64,
+    /// The member is being polled or called, under its lock. Whoever does that looks for news afterwards, so that nobody is
+    /// woken from within.
+    busy: AtomicBool,
     queue: Arc<Queue>,
 }
 
@@ -36,7 +41,21 @@ impl Wake for Bell {
     fn wake_by_ref(self: &Arc<Self>) {
         self.generation.fetch_add(1, SeqCst);
         self.pending.store(false, SeqCst);
-        self.queue.call(1);
+        if !self.busy.load(SeqCst) {
+            self.queue.call(1);
+        }
+    }
+}
+
+/// The member's instance, locked for a poll or a call.
+struct Own<'a, M> {
+    instance: MutexGuard<'a, M>,
+    bell: &'a Bell,
+}
+
+impl<M> Drop for Own<'_, M> {
+    fn drop(&mut self) {
+        self.bell.busy.store(false, SeqCst);
     }
 }
 
@@ -51,16 +70,22 @@ pub(crate) enum Asked<Req, F, E> {
 
 impl<M> Member<M> {
     pub(crate) fn new(org: Org, own: M, queue: &Arc<Queue>) -> Self {
-        let bell =
-            Arc::new(Bell { pending: AtomicBool::new(false), generation: AtomicU64::new(0), queue: queue.clone() });
+        let bell = Arc::new(Bell {
+            pending: AtomicBool::new(false),
+            generation: AtomicU64::new(0),
+            busy: AtomicBool::new(false),
+            queue: queue.clone(),
+        });
         let waker = Waker::from(bell.clone());
         org.watch(waker.clone());
-        Member { org, own: Mutex::new(own), bell, waker }
+        Member { org, own: Mutex::new(own), waits: AtomicBool::new(false), bell, waker }
     }
 
-    fn lock(&self) -> MutexGuard<'_, M> {
+    fn lock(&self) -> Own<'_, M> {
         // A panic in a user's `poll_ready` or `call` is the user's; the instance is still there.
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+        let instance = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        self.bell.busy.store(true, SeqCst);
+        Own { instance, bell: &self.bell }
     }
 
     /// Whether it is worth asking: not out, and not known to be pending.
@@ -68,48 +93,77 @@ impl<M> Member<M> {
         !self.bell.pending.load(SeqCst) && !self.org.is_out()
     }
 
-    /// Asks it to take the call, which it does in the same poll in which it is ready.
+    /// Asks it to take the call, which it does in the same poll in which it is ready. Afterwards look for news.
     pub(crate) fn ask<Req>(&self, request: Req) -> Asked<Req, M::Future, M::Error>
     where
         M: Service<Req> + Clone,
     {
         let mut own = self.lock();
-        let generation = self.bell.generation.load(SeqCst);
-        match own.poll_ready(&mut Context::from_waker(&self.waker)) {
-            Poll::Ready(Ok(())) => Asked::Called(own.call(request)),
+        match self.poll(&mut own) {
+            Poll::Ready(Ok(())) => {
+                self.waits.store(false, SeqCst);
+                Asked::Called(own.instance.call(request))
+            }
             Poll::Ready(Err(error)) => {
-                // A failed instance must not be asked again; its clone may be.
-                let fresh = own.clone();
-                let failed = std::mem::replace(&mut *own, fresh);
-                drop(own);
-                drop(failed);
+                self.renew(own);
                 Asked::Failed(error)
             }
-            Poll::Pending => {
-                self.bell.pending.store(true, SeqCst);
-                if self.bell.generation.load(SeqCst) != generation {
-                    // The bell rang between the poll and the note.
-                    self.bell.pending.store(false, SeqCst);
-                }
-                Asked::Pending(request)
-            }
+            Poll::Pending => Asked::Pending(request),
         }
     }
 
-    /// Nobody waits any more: whatever the instance has reserved or waits for is given up.
+    /// It has just taken a call, and others wait: it is polled once more, so that its next slot is known to them, or its bell
+    /// rings for it. Nobody has to come first for that. Afterwards look for news.
+    pub(crate) fn enlist<Req>(&self)
+    where
+        M: Service<Req> + Clone,
+    {
+        let mut own = self.lock();
+        if let Poll::Ready(Err(_)) = self.poll(&mut own) {
+            // Nobody's call has failed by it; the next one finds out by itself.
+            self.renew(own);
+        }
+    }
+
+    fn poll<Req>(&self, own: &mut Own<'_, M>) -> Poll<Result<(), M::Error>>
+    where
+        M: Service<Req>,
+    {
+        let generation = self.bell.generation.load(SeqCst);
+        self.waits.store(true, SeqCst);
+        let ready = own.instance.poll_ready(&mut Context::from_waker(&self.waker));
+        if ready.is_pending() {
+            self.bell.pending.store(true, SeqCst);
+            if self.bell.generation.load(SeqCst) != generation {
+                // The bell rang between the poll and the note.
+                self.bell.pending.store(false, SeqCst);
+            }
+        }
+        ready
+    }
+
+    /// Puts a clone in the instance's place, and drops that under no lock: its drop may wake whoever it likes.
+    fn renew(&self, mut own: Own<'_, M>)
+    where
+        M: Clone,
+    {
+        self.waits.store(false, SeqCst);
+        let fresh = own.instance.clone();
+        let old = std::mem::replace(&mut *own.instance, fresh);
+        self.bell.pending.store(false, SeqCst);
+        drop(own);
+        drop(old);
+    }
+
+    /// Nobody waits any more: whatever the instance has reserved or waits for is given up. Whether it has rung makes no
+    /// difference: it may have taken the one half and been told of the other.
     pub(crate) fn stand_down(&self)
     where
         M: Clone,
     {
-        if !self.bell.pending.load(SeqCst) {
+        if !self.waits.load(SeqCst) {
             return;
         }
-        let mut own = self.lock();
-        let fresh = own.clone();
-        let idle = std::mem::replace(&mut *own, fresh);
-        self.bell.pending.store(false, SeqCst);
-        drop(own);
-        // Dropped outside the lock: its drop may wake whoever it likes.
-        drop(idle);
+        self.renew(self.lock());
     }
 }

@@ -37,16 +37,21 @@ impl Queue {
     /// Takes or keeps a place.
     pub(crate) fn wait(&self, ticket: &mut Option<Ticket>, age: u64, waker: &Waker) {
         let mut line = self.lock();
-        line.wait(ticket, age, waker);
+        let old_waker = line.wait(ticket, age, waker);
         self.len.store(line.len(), SeqCst);
+        drop(line);
+        drop(old_waker);
     }
 
     /// Gives a place up: whether it had been called, and whether it was the last one.
     pub(crate) fn leave(&self, ticket: Ticket) -> (bool, bool) {
         let mut line = self.lock();
-        let was_called = line.leave(ticket);
+        let (was_called, waker) = line.leave(ticket);
         self.len.store(line.len(), SeqCst);
-        (was_called, line.is_empty())
+        let is_empty = line.is_empty();
+        drop(line);
+        drop(waker);
+        (was_called, is_empty)
     }
 
     /// Sees to it that two are called, and that `at_least` so many are who were not before. Two: a strict head-only line

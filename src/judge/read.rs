@@ -1,13 +1,14 @@
 //! What is read in an answer besides its status and hints. Pure.
 
-use std::{collections::HashMap, error::Error as StdError, io};
+use std::{error::Error as StdError, fmt, io};
 
 use bytes::Bytes;
 use http::{
     HeaderMap,
     header::{CONTENT_LENGTH, CONTENT_TYPE},
 };
-use serde_json::value::{RawValue, Value};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::Value;
 
 use crate::outcome::{BoxError, Class, Error, Outcome, Usage};
 
@@ -51,8 +52,8 @@ pub(super) fn usage(headers: &HeaderMap, body: &[u8]) -> Option<Usage> {
     if !is_json(headers) {
         return None;
     }
-    let answer: HashMap<String, &RawValue> = serde_json::from_slice(body).ok()?;
-    let usage: HashMap<String, Value> = serde_json::from_str(answer.get("usage")?.get()).ok()?;
+    let answer: Answered = serde_json::from_slice(body).ok()?;
+    let usage = answer.usage?;
     let count = |names: [&str; 2]| names.iter().find_map(|name| usage.get(*name)?.as_u64());
     let input = count(["input_tokens", "prompt_tokens"]);
     let output = count(["output_tokens", "completion_tokens"]);
@@ -62,6 +63,62 @@ pub(super) fn usage(headers: &HeaderMap, body: &[u8]) -> Option<Usage> {
     // Written to the cache means read from the input quota; read from the cache does not.
     let cached = usage.get("cache_creation_input_tokens").and_then(Value::as_u64).unwrap_or(0);
     Some(Usage::new(input.unwrap_or(0).saturating_add(cached), output.unwrap_or(0)))
+}
+
+/// An answer of which only the top-level `usage` is built; all else is passed over in place.
+struct Answered {
+    usage: Option<Value>,
+}
+
+impl<'de> Deserialize<'de> for Answered {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+
+        impl<'de> Visitor<'de> for Fields {
+            type Value = Answered;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Answered, A::Error> {
+                let mut usage = None;
+                while let Some(IsUsage(is_usage)) = fields.next_key()? {
+                    if is_usage {
+                        usage = Some(fields.next_value()?);
+                    } else {
+                        let _: IgnoredAny = fields.next_value()?;
+                    }
+                }
+                Ok(Answered { usage })
+            }
+        }
+
+        deserializer.deserialize_map(Fields)
+    }
+}
+
+/// A key, of which only that is of interest: so no key is copied.
+struct IsUsage(bool);
+
+impl<'de> Deserialize<'de> for IsUsage {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Name;
+
+        impl Visitor<'_> for Name {
+            type Value = IsUsage;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a name")
+            }
+
+            fn visit_str<E>(self, name: &str) -> Result<IsUsage, E> {
+                Ok(IsUsage(name == "usage"))
+            }
+        }
+
+        deserializer.deserialize_identifier(Name)
+    }
 }
 
 /// `application/json`, and the types built on it (`application/problem+json`).
@@ -94,8 +151,8 @@ mod tests {
     #[derive(Debug)]
     struct Wrapped(io::Error);
 
-    impl std::fmt::Display for Wrapped {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    impl fmt::Display for Wrapped {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("client error (Connect)")
         }
     }

@@ -22,7 +22,7 @@
 //! ```
 
 use crate::hint;
-use http::header::{HeaderMap, HeaderName};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 use std::time::{Duration, SystemTime};
 
 /// What a provider meters.
@@ -80,53 +80,6 @@ impl Readings {
     }
 }
 
-/// The headers of one bucket.
-struct Names {
-    resource: Resource,
-    limit: HeaderName,
-    remaining: HeaderName,
-    reset: HeaderName,
-}
-
-static NAMES: [Names; 6] = [
-    Names {
-        resource: Resource::Requests,
-        limit: HeaderName::from_static("anthropic-ratelimit-requests-limit"),
-        remaining: HeaderName::from_static("anthropic-ratelimit-requests-remaining"),
-        reset: HeaderName::from_static("anthropic-ratelimit-requests-reset"),
-    },
-    Names {
-        resource: Resource::InputTokens,
-        limit: HeaderName::from_static("anthropic-ratelimit-input-tokens-limit"),
-        remaining: HeaderName::from_static("anthropic-ratelimit-input-tokens-remaining"),
-        reset: HeaderName::from_static("anthropic-ratelimit-input-tokens-reset"),
-    },
-    Names {
-        resource: Resource::OutputTokens,
-        limit: HeaderName::from_static("anthropic-ratelimit-output-tokens-limit"),
-        remaining: HeaderName::from_static("anthropic-ratelimit-output-tokens-remaining"),
-        reset: HeaderName::from_static("anthropic-ratelimit-output-tokens-reset"),
-    },
-    Names {
-        resource: Resource::Tokens,
-        limit: HeaderName::from_static("anthropic-ratelimit-tokens-limit"),
-        remaining: HeaderName::from_static("anthropic-ratelimit-tokens-remaining"),
-        reset: HeaderName::from_static("anthropic-ratelimit-tokens-reset"),
-    },
-    Names {
-        resource: Resource::Requests,
-        limit: HeaderName::from_static("x-ratelimit-limit-requests"),
-        remaining: HeaderName::from_static("x-ratelimit-remaining-requests"),
-        reset: HeaderName::from_static("x-ratelimit-reset-requests"),
-    },
-    Names {
-        resource: Resource::Tokens,
-        limit: HeaderName::from_static("x-ratelimit-limit-tokens"),
-        remaining: HeaderName::from_static("x-ratelimit-remaining-tokens"),
-        reset: HeaderName::from_static("x-ratelimit-reset-tokens"),
-    },
-];
-
 static ANTHROPIC_ORGANIZATION: HeaderName = HeaderName::from_static("anthropic-organization-id");
 static OPENAI_ORGANIZATION: HeaderName = HeaderName::from_static("openai-organization");
 
@@ -136,26 +89,87 @@ static OPENAI_ORGANIZATION: HeaderName = HeaderName::from_static("openai-organiz
 /// dialects, Anthropic's figure counts where both name one; of a repeated header the first line counts.
 #[must_use]
 pub fn read(headers: &HeaderMap, wall: SystemTime) -> Readings {
-    let mut readings = Readings::default();
     let mut reference = None;
-    for names in &NAMES {
-        let said = Reading {
-            limit: amount(headers, &names.limit),
-            remaining: amount(headers, &names.remaining),
-            reset: text(headers, &names.reset).and_then(|value| {
-                let reference = *reference.get_or_insert_with(|| hint::reference(headers, wall));
-                hint::parse_span(value, reference)
-            }),
-        };
-        if said == Reading::default() {
+    pass(headers, |value| {
+        let reference = *reference.get_or_insert_with(|| hint::reference(headers, wall));
+        hint::parse_span(value, reference)
+    })
+}
+
+/// The same without the resets, which cost a date each.
+pub(crate) fn read_amounts(headers: &HeaderMap) -> Readings {
+    pass(headers, |_| None)
+}
+
+/// One pass over the headers: cheaper than a look-up for each of the names.
+fn pass(headers: &HeaderMap, mut reset: impl FnMut(&str) -> Option<Duration>) -> Readings {
+    let mut anthropic = Readings::default();
+    let mut openai = Readings::default();
+    for (name, value) in headers {
+        let (readings, place) = if let Some(name) = name.as_str().strip_prefix("anthropic-ratelimit-") {
+            (&mut anthropic, name.rsplit_once('-').and_then(|(resource, field)| anthropic_place(resource, field)))
+        } else if let Some(name) = name.as_str().strip_prefix("x-ratelimit-") {
+            (&mut openai, name.split_once('-').and_then(|(field, resource)| openai_place(resource, field)))
+        } else {
             continue;
+        };
+        let Some((resource, field)) = place else { continue };
+        let Some(value) = text(value) else { continue };
+        let reading = readings.0[resource.index()].get_or_insert_default();
+        match field {
+            Field::Limit => reading.limit = reading.limit.or_else(|| amount(value)),
+            Field::Remaining => reading.remaining = reading.remaining.or_else(|| amount(value)),
+            Field::Reset => reading.reset = reading.reset.or_else(|| reset(value)),
         }
-        let reading = readings.0[names.resource.index()].get_or_insert_default();
-        reading.limit = reading.limit.or(said.limit);
-        reading.remaining = reading.remaining.or(said.remaining);
-        reading.reset = reading.reset.or(said.reset);
     }
-    readings
+    for (ours, theirs) in anthropic.0.iter_mut().zip(openai.0) {
+        let (Some(ours), Some(theirs)) = (ours.as_mut(), theirs) else {
+            *ours = ours.or(theirs);
+            continue;
+        };
+        ours.limit = ours.limit.or(theirs.limit);
+        ours.remaining = ours.remaining.or(theirs.remaining);
+        ours.reset = ours.reset.or(theirs.reset);
+    }
+    for reading in &mut anthropic.0 {
+        *reading = reading.filter(|reading| *reading != Reading::default());
+    }
+    anthropic
+}
+
+enum Field {
+    Limit,
+    Remaining,
+    Reset,
+}
+
+fn field(name: &str) -> Option<Field> {
+    match name {
+        "limit" => Some(Field::Limit),
+        "remaining" => Some(Field::Remaining),
+        "reset" => Some(Field::Reset),
+        _ => None,
+    }
+}
+
+fn anthropic_place(resource: &str, name: &str) -> Option<(Resource, Field)> {
+    let resource = match resource {
+        "requests" => Resource::Requests,
+        "input-tokens" => Resource::InputTokens,
+        "output-tokens" => Resource::OutputTokens,
+        "tokens" => Resource::Tokens,
+        _ => return None,
+    };
+    Some((resource, field(name)?))
+}
+
+fn openai_place(resource: &str, name: &str) -> Option<(Resource, Field)> {
+    let resource = match resource {
+        "requests" => Resource::Requests,
+        "tokens" => Resource::Tokens,
+        _ => return None,
+    };
+    Some((resource, field(name)?))
 }
 
 /// The organisation that the provider says it charged: `anthropic-organization-id`, then
@@ -169,23 +183,22 @@ pub fn read(headers: &HeaderMap, wall: SystemTime) -> Readings {
 /// ```
 #[must_use]
 pub fn organisation(headers: &HeaderMap) -> Option<&str> {
-    let named = |name| text(headers, name).filter(|id| !id.is_empty());
+    let named = |name| headers.get(name).and_then(text).filter(|id| !id.is_empty());
     named(&ANTHROPIC_ORGANIZATION).or_else(|| named(&OPENAI_ORGANIZATION))
 }
 
-fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
-    headers.get(name)?.to_str().ok().map(str::trim)
+fn text(value: &HeaderValue) -> Option<&str> {
+    value.to_str().ok().map(str::trim)
 }
 
-fn amount(headers: &HeaderMap, name: &HeaderName) -> Option<f64> {
-    let number: f64 = text(headers, name)?.parse().ok()?;
+fn amount(value: &str) -> Option<f64> {
+    let number: f64 = value.parse().ok()?;
     (number.is_finite() && number >= 0.0).then_some(number)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use http::HeaderValue;
 
     const WALL: SystemTime = SystemTime::UNIX_EPOCH;
 

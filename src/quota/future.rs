@@ -4,7 +4,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::SystemTime,
 };
 
 use http::{Response, StatusCode};
@@ -63,7 +62,7 @@ impl Sent {
     /// Learns from an answer's headers, whatever its status.
     fn answered<RB>(mut self, response: &Response<RB>) {
         self.answered = true;
-        let readings = dialect::read(response.headers(), SystemTime::now());
+        let readings = dialect::read_amounts(response.headers());
         let usage = response.extensions().get::<Stamp>().and_then(|stamp| stamp.usage);
         let refused = response.status() == StatusCode::TOO_MANY_REQUESTS;
         let organisation = dialect::organisation(response.headers());

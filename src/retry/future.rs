@@ -37,11 +37,18 @@ pub(super) struct Logical<S, B, C> {
     request: Request<B>,
     key: Option<HeaderValue>,
     memory: CallMemory,
+    began: Instant,
+    /// On the heap and only once something has gone wrong: most requests never need it, and every one is moved about.
+    trouble: Option<Box<Trouble>>,
+}
+
+/// What has gone wrong so far.
+#[derive(Default)]
+struct Trouble {
     purses: Purses,
     first: Option<Cause>,
     last_hint: Option<Duration>,
     not_before: Option<Instant>,
-    began: Instant,
 }
 
 /// Why the last attempt was not the answer.
@@ -76,19 +83,7 @@ where
         });
         // A request that comes with a memory keeps its age.
         let memory = request.extensions().get::<CallMemory>().cloned().unwrap_or_default();
-        Logical {
-            service,
-            classifier,
-            shared,
-            request,
-            key,
-            memory,
-            purses: Purses::default(),
-            first: None,
-            last_hint: None,
-            not_before: None,
-            began: Instant::now(),
-        }
+        Logical { service, classifier, shared, request, key, memory, began: Instant::now(), trouble: None }
     }
 
     /// Makes an attempt. The service is ready.
@@ -102,8 +97,11 @@ where
     }
 
     fn weigh(&mut self, result: Result<S::Response, S::Error>) -> Weighed<S::Response, S::Error> {
-        let now = Instant::now();
         let outcome = self.classifier.classify(result.as_ref());
+        if outcome.class.implies().purse == Purse::Closed {
+            return Weighed::Return(result);
+        }
+        let now = Instant::now();
         let stamp = self.classifier.stamp(result.as_ref());
         let head = self.classifier.head(result.as_ref());
         let said = Said {
@@ -111,7 +109,8 @@ where
             not_before: outcome.not_before,
             held_below: stamp.is_some_and(|stamp| stamp.held_below),
         };
-        let verdict = self.purses.pay(&self.shared.policy, said, now, self.shared.dice.roll());
+        let trouble = self.trouble.get_or_insert_default();
+        let verdict = trouble.purses.pay(&self.shared.policy, said, now, self.shared.dice.roll());
         if verdict == Verdict::Return {
             return Weighed::Return(result);
         }
@@ -121,8 +120,8 @@ where
                 _ => hint::retry_after(headers, SystemTime::now(), Duration::MAX),
             });
             // The body may have said more than the headers; then the reader's time is all there is.
-            self.last_hint = advertised.max(Some(at.saturating_duration_since(now)));
-            self.not_before = Some(at);
+            trouble.last_hint = advertised.max(Some(at.saturating_duration_since(now)));
+            trouble.not_before = Some(at);
         }
         let status = head.map(|(status, _)| status);
         let org = stamp.and_then(|stamp| stamp.org.as_ref()).map(crate::org::Org::shared_name);
@@ -134,9 +133,9 @@ where
             }
         };
         let cause = Cause { class: outcome.class, status, org, message };
-        tracing::debug!(class = %cause.class, org = cause.org.as_deref(), ?verdict, calls = self.purses.wire_calls, "no answer yet");
-        if self.first.is_none() {
-            self.first = Some(cause.clone());
+        tracing::debug!(class = %cause.class, org = cause.org.as_deref(), ?verdict, calls = trouble.purses.wire_calls, "no answer yet");
+        if trouble.first.is_none() {
+            trouble.first = Some(cause.clone());
         }
         match verdict {
             Verdict::Return | Verdict::AtOnce => Weighed::Again(Next::AtOnce),
@@ -146,15 +145,16 @@ where
     }
 
     fn exhausted(self, reason: Exhaustion, failure: Failure) -> Exhausted<Request<B>> {
+        let trouble = *self.trouble.unwrap_or_default();
         Exhausted {
             request: self.request,
             idempotency_key: self.key,
-            first: self.first.unwrap_or_else(|| failure.cause.clone()),
+            first: trouble.first.unwrap_or_else(|| failure.cause.clone()),
             last: failure.cause,
-            counts: self.purses.counts,
-            wire_calls: self.purses.wire_calls,
-            last_hint: self.last_hint,
-            not_before: self.not_before,
+            counts: trouble.purses.counts,
+            wire_calls: trouble.purses.wire_calls,
+            last_hint: trouble.last_hint,
+            not_before: trouble.not_before,
             elapsed: Instant::now().saturating_duration_since(self.began),
             reason,
             source: failure.source,
@@ -285,7 +285,7 @@ where
             Step::Readying { .. } => "waiting for readiness",
             Step::Done => "done",
         };
-        let purses = self.logical.as_ref().map(|logical| &logical.purses);
+        let purses = self.logical.as_ref().and_then(|logical| Some(&logical.trouble.as_ref()?.purses));
         f.debug_struct("RetryFuture").field("step", &step).field("purses", &purses).finish_non_exhaustive()
     }
 }

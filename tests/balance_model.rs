@@ -1,0 +1,466 @@
+//! The balancer against a plain reference: 120,000 random steps, and a stress on real threads.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic, and so may its helpers")]
+
+mod support_balance;
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    future::Future,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    task::Poll,
+    time::Duration,
+};
+
+use http::{Request, Response};
+use support_balance::{Balance, Broken, Call, Desk, Hand, Req, answer};
+use tokio_test::task;
+use tower::{Layer, Service, service_fn};
+use tower_quota::{
+    aimd::{AimdLimitLayer, Settings},
+    balance::OrgBalanceLayer,
+    call::CallMemory,
+    org::{Family, Org, Orgs, OutReason},
+    outcome::{Class, Stamp},
+};
+
+const STEPS: usize = 120_000;
+const STEPS_A_RUN: usize = 2_000;
+const FAMILIES: [&str; 2] = ["sonnet", "haiku"];
+const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
+/// How often a younger call may go first while an older one is awake: two are called at a time, and come in any order.
+const OVERTAKEN_MOST: usize = 60;
+
+/// What the reference knows of one call.
+struct Known {
+    call: Call,
+    family: usize,
+    memory: Option<CallMemory>,
+    retried: bool,
+    /// Is not polled, whatever wakes it.
+    asleep: bool,
+    /// Its last poll was pending, and it had no org.
+    in_line: bool,
+    overtaken: usize,
+}
+
+struct World {
+    rng: fastrand::Rng,
+    desk: Desk,
+    balance: Balance,
+    max_unbound: usize,
+    names: Vec<&'static str>,
+    /// Org and family: the hand, and whether the member is out, with the calls it had by then.
+    members: BTreeMap<(usize, usize), (Hand, Option<usize>)>,
+    calls: BTreeMap<u32, Known>,
+    next: u32,
+    ended: BTreeMap<&'static str, usize>,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        fastrand::seed(seed);
+        let names: Vec<_> = NAMES[..rng.usize(1..=NAMES.len())].to_vec();
+        let desk = Desk::new(&names, 1);
+        let max_unbound = rng.usize(1..40);
+        let balance = desk.balance_with(max_unbound);
+        let mut members = BTreeMap::new();
+        for (org, name) in names.iter().enumerate() {
+            for (family, label) in FAMILIES.into_iter().enumerate() {
+                let hand = desk.hand_of(name, label);
+                hand.slots(rng.usize(0..4));
+                if rng.bool() {
+                    hand.greedy();
+                }
+                members.insert((org, family), (hand, None));
+            }
+        }
+        World {
+            rng,
+            desk,
+            balance,
+            max_unbound,
+            names,
+            members,
+            calls: BTreeMap::new(),
+            next: 0,
+            ended: BTreeMap::new(),
+        }
+    }
+
+    fn hand(&mut self) -> Hand {
+        let at = (self.rng.usize(..self.names.len()), self.rng.usize(..FAMILIES.len()));
+        self.members[&at].0.clone()
+    }
+
+    fn some_call(&mut self, fits: impl Fn(&Known) -> bool) -> Option<u32> {
+        let ids: Vec<u32> = self.calls.iter().filter(|(_, known)| fits(known)).map(|(id, _)| *id).collect();
+        self.rng.choice(ids)
+    }
+
+    fn is_bound(&self, id: u32) -> Option<(usize, usize)> {
+        self.members.iter().find(|(_, (hand, _))| hand.has(id)).map(|(at, _)| *at)
+    }
+
+    /// Calls that count at the gate.
+    fn unbound(&self) -> usize {
+        self.calls.iter().filter(|(id, known)| !known.retried && self.is_bound(**id).is_none()).count()
+    }
+
+    fn request(id: u32, family: usize, memory: Option<&CallMemory>) -> Req {
+        let mut request = Request::new(id);
+        request.extensions_mut().insert(Family::new(FAMILIES[family]));
+        if let Some(memory) = memory {
+            request.extensions_mut().insert(memory.clone());
+        }
+        request
+    }
+
+    fn gate_is_open(&self) -> bool {
+        let mut instance = task::spawn(self.balance.clone());
+        match instance.enter(|cx, mut balance| Service::<Req>::poll_ready(&mut *balance, cx)) {
+            Poll::Ready(ready) => {
+                ready.expect("readiness never fails");
+                true
+            }
+            Poll::Pending => false,
+        }
+    }
+
+    fn arrive(&mut self) {
+        if self.unbound() >= self.max_unbound {
+            return;
+        }
+        let (id, family) = (self.next, self.rng.usize(..FAMILIES.len()));
+        self.next += 1;
+        let memory = self.rng.bool().then(CallMemory::new);
+        let call = task::spawn(self.balance.clone().call(Self::request(id, family, memory.as_ref())));
+        let asleep = self.rng.u8(..8) == 0 && self.asleep(family) == 0;
+        self.calls.insert(id, Known { call, family, memory, retried: false, asleep, in_line: false, overtaken: 0 });
+        if !asleep {
+            self.poll(id);
+        }
+    }
+
+    fn asleep(&self, family: usize) -> usize {
+        self.calls.values().filter(|known| known.family == family && known.asleep).count()
+    }
+
+    fn poll(&mut self, id: u32) {
+        let bound_before = self.is_bound(id);
+        let known = self.calls.get_mut(&id).unwrap();
+        let family = known.family;
+        let polled = known.call.poll();
+        let bound = self.is_bound(id);
+        if let (None, Some((org, of))) = (bound_before, bound) {
+            assert_eq!(of, family, "call {id} is with another family");
+            assert!(self.members[&(org, of)].1.is_none(), "call {id} went to an org that is out");
+            for (other, known) in &mut self.calls {
+                if *other < id && known.family == family && known.in_line && !known.asleep {
+                    known.overtaken += 1;
+                    assert!(known.overtaken <= OVERTAKEN_MOST, "call {other} is overtaken again and again");
+                }
+            }
+        }
+        let known = self.calls.get_mut(&id).unwrap();
+        known.in_line = polled.is_pending() && bound.is_none();
+        let Poll::Ready(answer) = polled else { return };
+        let mut known = self.calls.remove(&id).unwrap();
+        match answer {
+            Ok(response) => {
+                let (org, _) = bound_before.expect("an answer comes from an org");
+                let stamp = response.extensions().get::<Stamp>().unwrap();
+                assert_eq!(stamp.org.as_ref().unwrap().name(), self.names[org]);
+                assert_eq!(*response.body(), id);
+                self.ended("answered");
+                if response.status() != 200 && known.memory.is_some() {
+                    self.ended("retried");
+                    let request = Self::request(id, family, known.memory.as_ref());
+                    known.call = task::spawn(self.balance.clone().call(request));
+                    (known.retried, known.overtaken) = (true, 0);
+                    self.calls.insert(id, known);
+                    self.poll(id);
+                }
+            }
+            Err(error) if error.class() == Class::NoOrg => {
+                assert!(self.none_left(family), "call {id}: {error}");
+                self.ended("without an org");
+            }
+            Err(error) => {
+                assert_eq!(error.class(), Class::Transport);
+                assert!(error.org().is_some());
+                self.ended("failed");
+            }
+        }
+    }
+
+    fn ended(&mut self, how: &'static str) {
+        *self.ended.entry(how).or_default() += 1;
+    }
+
+    fn none_left(&self, family: usize) -> bool {
+        self.members.iter().filter(|((_, of), _)| *of == family).all(|(_, (_, out))| out.is_some())
+    }
+
+    /// Polls whoever is awake and woken, in any order, until nobody is.
+    fn settle(&mut self) {
+        for _ in 0..100_000 {
+            let Some(id) = self.some_call(|known| !known.asleep && known.call.is_woken()) else { return };
+            self.poll(id);
+        }
+        panic!("it never comes to rest");
+    }
+
+    fn put_out(&mut self) {
+        let (org, family) = (self.rng.usize(..self.names.len()), self.rng.usize(..FAMILIES.len()));
+        let handle = self.desk.org(self.names[org]);
+        let families = if self.rng.bool() {
+            handle.put_out(OutReason::OutOfQuota);
+            0..FAMILIES.len()
+        } else {
+            handle.family(&Family::new(FAMILIES[family])).put_family_out(OutReason::Unauthorised);
+            family..family + 1
+        };
+        for family in families {
+            let (hand, out) = self.members.get_mut(&(org, family)).unwrap();
+            let calls = hand.counts().calls;
+            out.get_or_insert(calls);
+        }
+    }
+
+    fn step(&mut self) {
+        match self.rng.u32(..1_000) {
+            0..300 => self.arrive(),
+            300..360 => {
+                let Some(id) = self.some_call(|_| true) else { return };
+                drop(self.calls.remove(&id));
+            }
+            360..430 => {
+                let Some(id) = self.some_call(|_| true) else { return };
+                self.calls.get_mut(&id).unwrap().asleep = false;
+                self.poll(id);
+            }
+            430..460 => {
+                let Some(id) = self.some_call(|known| !known.asleep) else { return };
+                let family = self.calls[&id].family;
+                if self.asleep(family) < 3 {
+                    self.calls.get_mut(&id).unwrap().asleep = true;
+                }
+            }
+            460..500 => {
+                // Wakes up, and is polled if it was woken meanwhile.
+                let Some(id) = self.some_call(|known| known.asleep) else { return };
+                let known = self.calls.get_mut(&id).unwrap();
+                known.asleep = false;
+                if !known.in_line {
+                    self.poll(id);
+                }
+            }
+            500..800 => {
+                let hand = self.hand();
+                let Some(id) = self.rng.choice(hand.in_flight()) else { return };
+                match self.rng.u8(..6) {
+                    0 => hand.end(id, Err(Broken("reset"))),
+                    1 => hand.answer(id, 503),
+                    _ => hand.answer(id, 200),
+                }
+            }
+            800..880 => {
+                let slots = self.rng.usize(0..5);
+                self.hand().slots(slots);
+            }
+            880..940 => {
+                let held = self.rng.u8(..3) == 0;
+                self.hand().held(held);
+            }
+            940..970 => self.hand().ring(),
+            970..990 => {
+                let rings = self.rng.usize(1..5);
+                self.hand().ring_while_polled(rings);
+            }
+            990..999 => {
+                self.hand().fail(1);
+            }
+            // Twice in a run or so.
+            _ => self.put_out(),
+        }
+    }
+
+    fn check(&self) {
+        for (at, (hand, out)) in &self.members {
+            let (used, flying) = (hand.used(), hand.in_flight().len());
+            let waits = self.calls.values().any(|known| known.family == at.1 && known.in_line);
+            assert!(used - flying <= usize::from(waits), "{at:?} keeps {} slots for nobody", used - flying);
+            if !waits {
+                assert_eq!((hand.registered(), hand.tokens()), (0, 0), "{at:?} waits for nobody");
+            }
+            assert!(hand.counts().instances <= 1, "{at:?}: one instance each, once its family is asked for");
+            if let Some(calls) = out {
+                assert_eq!(hand.counts().calls, *calls, "{at:?} was called after it was out");
+            }
+        }
+        for family in 0..FAMILIES.len() {
+            if self.asleep(family) > 1 {
+                continue;
+            }
+            let waiting: Vec<_> = self
+                .calls
+                .iter()
+                .filter(|(_, known)| known.family == family && known.in_line && !known.asleep)
+                .map(|(id, _)| *id)
+                .collect();
+            if waiting.is_empty() {
+                continue;
+            }
+            assert!(!self.none_left(family), "{waiting:?} wait for orgs that are all out");
+            for (at, (hand, out)) in &self.members {
+                let free = at.1 == family && out.is_none() && hand.free() > 0;
+                assert!(!free, "{waiting:?} wait while {at:?} has {} free", hand.free());
+            }
+        }
+        assert_eq!(self.gate_is_open(), self.unbound() < self.max_unbound, "{} are unbound", self.unbound());
+    }
+
+    /// Whoever sleeps wakes up, everybody is answered, and everything is returned.
+    fn finish(&mut self) {
+        for known in self.calls.values_mut() {
+            known.asleep = false;
+        }
+        for (hand, _) in self.members.values() {
+            hand.fail(0).ring_while_polled(0).held(false).slots(2);
+        }
+        let all: Vec<u32> = self.calls.keys().copied().collect();
+        for id in all {
+            if self.calls.contains_key(&id) {
+                self.poll(id);
+            }
+        }
+        self.settle();
+        while !self.calls.is_empty() {
+            self.check();
+            let before = self.calls.len();
+            let hands: Vec<Hand> = self.members.values().map(|(hand, _)| hand.clone()).collect();
+            for hand in hands {
+                for id in hand.in_flight() {
+                    hand.answer(id, 200);
+                }
+            }
+            self.settle();
+            assert!(self.calls.len() < before, "{before} calls, and none ends");
+        }
+        self.check();
+        self.desk.assert_at_rest();
+    }
+}
+
+#[test]
+fn whatever_happens_nobody_waits_for_what_is_free_and_everything_is_returned() {
+    let mut ended: BTreeMap<&str, usize> = BTreeMap::new();
+    for seed in 0..(STEPS / STEPS_A_RUN) as u64 {
+        let mut world = World::new(seed);
+        for step in 0..=STEPS_A_RUN {
+            let ran = catch_unwind(AssertUnwindSafe(|| {
+                if step == STEPS_A_RUN {
+                    world.finish();
+                } else {
+                    world.step();
+                    world.settle();
+                    world.check();
+                }
+            }));
+            if let Err(panic) = ran {
+                eprintln!("seed {seed}, step {step} of {STEPS_A_RUN}");
+                resume_unwind(panic);
+            }
+        }
+        for (how, count) in world.ended {
+            *ended.entry(how).or_default() += count;
+        }
+    }
+    // The walk has been everywhere.
+    for how in ["answered", "retried", "without an org", "failed"] {
+        assert!(ended.get(how).copied().unwrap_or(0) > 50, "{ended:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn on_real_threads_every_call_is_answered_and_everything_is_returned() {
+    const TASKS: u32 = 100;
+    const CALLS: u32 = 200;
+    let orgs = Orgs::new([("a", 1), ("b", 2), ("c", 5)].map(|(name, cap)| Org::new(name).cap(cap))).unwrap();
+    let (alive, peak, calls) =
+        (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (of_alive, of_peak, of_calls) = (alive.clone(), peak.clone(), calls.clone());
+    let settings = Settings::builder().start(1.0).build().unwrap();
+    let layer = OrgBalanceLayer::new(orgs.clone(), move |org: &Org, ()| {
+        let (alive, peak, calls) = (of_alive.clone(), of_peak.clone(), of_calls.clone());
+        let wire = service_fn(move |request: Request<u32>| {
+            struct Alive(Arc<AtomicUsize>);
+            impl Drop for Alive {
+                fn drop(&mut self) {
+                    self.0.fetch_sub(1, SeqCst);
+                }
+            }
+            calls.fetch_add(1, SeqCst);
+            peak.fetch_max(alive.fetch_add(1, SeqCst) + 1, SeqCst);
+            let alive = Alive(alive.clone());
+            async move {
+                for _ in 0..fastrand::u8(..4) {
+                    tokio::task::yield_now().await;
+                }
+                drop(alive);
+                Ok::<_, Infallible>(answer(*request.body(), if fastrand::u8(..10) == 0 { 500 } else { 200 }))
+            }
+        });
+        AimdLimitLayer::with_settings(org, &settings).release_at_head().layer(wire)
+    });
+    let balance = layer.max_unbound(40).unwrap().layer(());
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|caller| {
+            let mut balance = balance.clone();
+            tokio::spawn(async move {
+                let mut answered = 0;
+                for n in 0..CALLS {
+                    let id = caller * CALLS + n;
+                    std::future::poll_fn(|cx| Service::<Request<u32>>::poll_ready(&mut balance, cx)).await.unwrap();
+                    let mut call = Box::pin(balance.call(Request::new(id)));
+                    if fastrand::u8(..4) == 0 {
+                        // Polled a few times, or never, and given up.
+                        for _ in 0..fastrand::u8(..3) {
+                            let polled = std::future::poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await;
+                            if polled.is_ready() {
+                                break;
+                            }
+                            tokio::task::yield_now().await;
+                        }
+                    } else {
+                        let response: Response<u32> = call.await.unwrap();
+                        assert_eq!(*response.body(), id);
+                        answered += 1;
+                    }
+                }
+                answered
+            })
+        })
+        .collect();
+    let mut answered = 0;
+    for task in tasks {
+        // No measure of speed: it turns a lost wake-up into a failure.
+        let done = tokio::time::timeout(Duration::from_secs(60), task).await;
+        answered += done.expect("a call waits for ever").unwrap();
+    }
+    assert!(answered > TASKS * CALLS / 2);
+    assert_eq!(alive.load(SeqCst), 0);
+    assert!(peak.load(SeqCst) <= 8, "{} at once, of 8 slots", peak.load(SeqCst));
+    assert!(calls.load(SeqCst) >= answered as usize);
+    for org in &orgs {
+        let snapshot = org.snapshot();
+        assert_eq!((snapshot.in_flight, snapshot.waiting), (0, 0), "{}", org.name());
+    }
+}
