@@ -38,7 +38,8 @@ impl Run {
 }
 
 fn config(retry_after: RetryAfter, orgs: usize, each: impl Fn(OrgConfig) -> OrgConfig) -> Config {
-    let mut config = Config::new(Dialect::Anthropic).headers(Headers::None);
+    let seed = std::env::var("SEED").map_or(0, |seed| seed.parse().unwrap());
+    let mut config = Config::new(Dialect::Anthropic).headers(Headers::None).seed(seed);
     for i in 0..orgs {
         config = config.org(each(OrgConfig::new(format!("org-{i}"), format!("key-{i}")).retry_after(retry_after)));
     }

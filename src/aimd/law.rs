@@ -476,15 +476,24 @@ mod tests {
 
     fn law(cap: usize, start: f64) -> Law {
         let settings = Settings::builder().spread(Duration::ZERO).start(start).build().unwrap();
-        Law::new(settings, cap, fastrand::Rng::with_seed(7))
+        let mut law = Law::new(settings, cap, fastrand::Rng::with_seed(7));
+        law.quota_told(true);
+        law
+    }
+
+    /// The same where nothing tells the quota.
+    fn untold(cap: usize, start: f64) -> (Law, Instant) {
+        let (mut law, now) = open(cap, start);
+        law.quota_told(false);
+        (law, now)
     }
 
     /// A law whose depth has been sounded.
     fn open(cap: usize, start: f64) -> (Law, Instant) {
         let now = Instant::now();
         let mut law = law(cap, start);
-        let epoch = law.admitted(1, now);
-        law.answered(epoch, ok(), 1, now);
+        let call = law.admitted(1, now);
+        law.answered(call, ok(), 1, now);
         (law, now)
     }
 
@@ -500,12 +509,13 @@ mod tests {
         bare().not_before(Some(now + wait))
     }
 
-    /// One full window: as many in flight as allowed, all answered well.
-    fn full_window(law: &mut Law, now: Instant) {
-        let slots = law.slots(now);
-        let epochs: Vec<_> = (1..=slots).map(|n| law.admitted(n, now)).collect();
-        for epoch in epochs {
-            law.answered(epoch, ok(), slots, now);
+    /// One full window: as many in flight as allowed, all answered well, a second later.
+    fn full_window(law: &mut Law, now: &mut Instant) {
+        let slots = law.slots(*now);
+        let calls: Vec<_> = (1..=slots).map(|n| law.admitted(n, *now)).collect();
+        *now += SECOND;
+        for call in calls {
+            law.answered(call, ok(), slots, *now);
         }
     }
 
@@ -514,8 +524,8 @@ mod tests {
         let now = Instant::now();
         let mut law = Law::new(settings(), 100, fastrand::Rng::with_seed(1));
         assert_eq!(law.slots(now), 1);
-        let epoch = law.admitted(1, now);
-        law.answered(epoch, ok(), 1, now);
+        let call = law.admitted(1, now);
+        law.answered(call, ok(), 1, now);
         assert_eq!(law.slots(now), 25);
     }
 
@@ -524,37 +534,37 @@ mod tests {
         let now = Instant::now();
         for class in [Class::Transport, Class::Overloaded, Class::Unauthorised, Class::Local] {
             let mut law = law(100, 0.25);
-            let epoch = law.admitted(1, now);
-            law.answered(epoch, Outcome::of(class), 1, now);
+            let call = law.admitted(1, now);
+            law.answered(call, Outcome::of(class), 1, now);
             assert_eq!(law.slots(now), 1, "{class}");
         }
         for class in [Class::Rejected, Class::Terminal, Class::TooLarge] {
             let mut law = law(100, 0.25);
-            let epoch = law.admitted(1, now);
-            law.answered(epoch, Outcome::of(class), 1, now);
+            let call = law.admitted(1, now);
+            law.answered(call, Outcome::of(class), 1, now);
             assert_eq!(law.slots(now), 25, "{class}");
         }
     }
 
     #[test]
     fn it_doubles_per_full_window_until_the_first_cut_then_adds_one() {
-        let (mut law, now) = open(100, 0.1);
+        let (mut law, mut now) = open(100, 0.1);
         for expected in [20, 40, 80, 100, 100] {
-            full_window(&mut law, now);
+            full_window(&mut law, &mut now);
             assert_eq!(law.slots(now), expected);
         }
-        let epoch = law.admitted(100, now);
-        law.answered(epoch, bare(), 100, now);
+        let call = law.admitted(100, now);
+        law.answered(call, bare(), 100, now);
         let cut = law.slots(now);
-        full_window(&mut law, now);
+        full_window(&mut law, &mut now);
         assert_eq!(law.slots(now), cut + 1);
     }
 
     #[test]
     fn from_four_to_four_hundred_takes_seven_windows() {
-        let (mut law, now) = open(400, 0.01);
+        let (mut law, mut now) = open(400, 0.01);
         let windows = (1..20).find(|_| {
-            full_window(&mut law, now);
+            full_window(&mut law, &mut now);
             law.slots(now) == 400
         });
         assert_eq!(windows, Some(7));
@@ -564,16 +574,16 @@ mod tests {
     fn it_does_not_grow_while_it_is_not_reached() {
         let (mut law, now) = open(100, 0.2);
         for _ in 0..1_000 {
-            let epoch = law.admitted(2, now);
-            law.answered(epoch, ok(), 2, now);
+            let call = law.admitted(2, now);
+            law.answered(call, ok(), 2, now);
         }
         assert_eq!(law.slots(now), 20);
     }
 
     #[test]
     fn a_limit_of_one_that_is_used_grows() {
-        let (mut law, now) = open(100, 0.01);
-        full_window(&mut law, now);
+        let (mut law, mut now) = open(100, 0.01);
+        full_window(&mut law, &mut now);
         assert_eq!(law.slots(now), 2);
     }
 
@@ -591,10 +601,10 @@ mod tests {
 
     #[test]
     fn a_bare_refusal_stays_near_the_point_of_refusal_and_holds_nothing() {
-        let (mut law, now) = open(100, 1.0);
-        full_window(&mut law, now);
-        let epoch = law.admitted(40, now);
-        law.answered(epoch, bare(), 40, now);
+        let (mut law, mut now) = open(100, 1.0);
+        full_window(&mut law, &mut now);
+        let call = law.admitted(40, now);
+        law.answered(call, bare(), 40, now);
         assert_eq!(law.limit(), 36.0);
         assert_eq!(law.slots(now), 36);
     }
@@ -602,11 +612,11 @@ mod tests {
     #[test]
     fn a_window_refused_as_a_whole_falls_back_to_one_call_and_a_pause() {
         let (mut law, now) = open(100, 0.25);
-        let epoch = law.admitted(25, now);
-        law.answered(epoch, bare(), 25, now);
+        let call = law.admitted(25, now);
+        law.answered(call, bare(), 25, now);
         assert!(law.slots(now) > 1, "the epoch had been served");
-        let epoch = law.admitted(20, now);
-        law.answered(epoch, bare(), 20, now);
+        let call = law.admitted(20, now);
+        law.answered(call, bare(), 20, now);
         assert_eq!(law.slots(now), 0);
         assert_eq!(law.slots(now + SECOND), 1);
     }
@@ -614,18 +624,18 @@ mod tests {
     #[test]
     fn a_hold_ends_at_its_hint_and_one_call_goes_first_then_the_window_doubles() {
         let (mut law, now) = open(100, 0.4);
-        let epoch = law.admitted(40, now);
-        law.answered(epoch, hinted(now, 30 * SECOND), 40, now);
+        let call = law.admitted(40, now);
+        law.answered(call, hinted(now, 30 * SECOND), 40, now);
         let before = now + 30 * SECOND - Duration::from_millis(1);
         assert_eq!(law.slots(before), 0);
-        let then = now + 30 * SECOND;
+        let mut then = now + 30 * SECOND;
         assert_eq!(law.slots(then), 1);
         let mut seen = vec![];
-        let epoch = law.admitted(1, then);
-        law.answered(epoch, ok(), 1, then);
+        let call = law.admitted(1, then);
+        law.answered(call, ok(), 1, then);
         for _ in 0..6 {
             seen.push(law.slots(then));
-            full_window(&mut law, then);
+            full_window(&mut law, &mut then);
         }
         assert_eq!(seen, [1, 2, 4, 8, 16, 20], "spread up to the halved limit");
     }
@@ -635,21 +645,21 @@ mod tests {
         let (mut law, now) = open(100, 0.4);
         let old = law.admitted(40, now);
         law.answered(old, hinted(now, SECOND), 40, now);
-        let then = now + 2 * SECOND;
+        let mut then = now + 2 * SECOND;
         law.answered(old, ok(), 39, then);
         assert_eq!(law.slots(then), 1, "an answer from before the hold says nothing");
-        let epoch = law.admitted(1, then);
-        law.answered(epoch, ok(), 1, then);
-        full_window(&mut law, then);
+        let call = law.admitted(1, then);
+        law.answered(call, ok(), 1, then);
+        full_window(&mut law, &mut then);
         assert_eq!(law.slots(then), 2);
     }
 
     #[test]
     fn the_longest_hint_wins() {
         let (mut law, now) = open(100, 0.4);
-        let epoch = law.admitted(40, now);
+        let call = law.admitted(40, now);
         for wait in [5, 20, 1] {
-            law.answered(epoch, hinted(now, wait * SECOND), 40, now);
+            law.answered(call, hinted(now, wait * SECOND), 40, now);
         }
         assert_eq!(law.held_until(now), Some(now + 20 * SECOND));
     }
@@ -657,14 +667,14 @@ mod tests {
     #[test]
     fn a_hint_beyond_the_ceiling_parks_the_org_until_a_probe() {
         let (mut law, now) = open(100, 0.4);
-        let epoch = law.admitted(40, now);
-        law.answered(epoch, hinted(now, Duration::from_secs(999_999)), 40, now);
+        let call = law.admitted(40, now);
+        law.answered(call, hinted(now, Duration::from_secs(999_999)), 40, now);
         let hold = law.hold().unwrap();
         assert_eq!(hold.reason, HoldReason::Parked);
         assert_eq!(hold.until, now + crate::outcome::DEFAULT_CEILING);
         assert_eq!(law.slots(hold.until), 1);
-        let epoch = law.admitted(1, hold.until);
-        law.answered(epoch, ok(), 1, hold.until);
+        let call = law.admitted(1, hold.until);
+        law.answered(call, ok(), 1, hold.until);
         assert!(law.held_until(hold.until).is_none(), "one good answer reopens it long before the hint");
     }
 
@@ -674,8 +684,8 @@ mod tests {
         let now = read + Duration::from_millis(3);
         for (wait, reason) in [(300, HoldReason::Parked), (298, HoldReason::Hint)] {
             let mut law = law(100, 0.25);
-            let epoch = law.admitted(1, now);
-            law.answered(epoch, hinted(read, wait * SECOND), 1, now);
+            let call = law.admitted(1, now);
+            law.answered(call, hinted(read, wait * SECOND), 1, now);
             assert_eq!(law.hold().unwrap().reason, reason, "{wait}");
         }
     }
@@ -687,8 +697,8 @@ mod tests {
         for seed in 0..50 {
             let now = Instant::now();
             let mut law = Law::new(settings.clone(), 100, fastrand::Rng::with_seed(seed));
-            let epoch = law.admitted(1, now);
-            law.answered(epoch, hinted(now, 30 * SECOND), 1, now);
+            let call = law.admitted(1, now);
+            law.answered(call, hinted(now, 30 * SECOND), 1, now);
             let wait = law.held_until(now).unwrap() - now;
             assert!((30 * SECOND..=31 * SECOND).contains(&wait), "{wait:?}");
             ends.insert(wait);
@@ -704,10 +714,10 @@ mod tests {
             match law.held_until(now) {
                 Some(until) => now = until,
                 None => {
-                    let epoch = law.admitted(1, now);
+                    let call = law.admitted(1, now);
                     calls.push(now - start);
                     // `retry-after: 0` and a date in the past are no hint, so they look like this too.
-                    law.answered(epoch, bare(), 1, now);
+                    law.answered(call, bare(), 1, now);
                 }
             }
         }
@@ -724,12 +734,12 @@ mod tests {
         let mut law = law(100, 0.25);
         let mut at = now;
         for _ in 0..5 {
-            let epoch = law.admitted(1, at);
-            law.answered(epoch, bare(), 1, at);
+            let call = law.admitted(1, at);
+            law.answered(call, bare(), 1, at);
             at = law.held_until(at).unwrap();
         }
-        let epoch = law.admitted(1, at);
-        law.answered(epoch, ok(), 1, at);
+        let call = law.admitted(1, at);
+        law.answered(call, ok(), 1, at);
         assert_eq!(law.strikes, 0);
     }
 
@@ -738,10 +748,10 @@ mod tests {
         let now = Instant::now();
         let settings = Settings::builder().floor(4).spread(Duration::ZERO).build().unwrap();
         let mut law = Law::new(settings, 1, fastrand::Rng::with_seed(1));
-        let epoch = law.admitted(1, now);
-        law.answered(epoch, ok(), 1, now);
-        let epoch = law.admitted(1, now);
-        law.answered(epoch, hinted(now, SECOND), 1, now);
+        let call = law.admitted(1, now);
+        law.answered(call, ok(), 1, now);
+        let call = law.admitted(1, now);
+        law.answered(call, hinted(now, SECOND), 1, now);
         assert_eq!(law.limit(), 1.0);
         assert_eq!(law.slots(now + SECOND), 1);
     }
@@ -771,29 +781,32 @@ mod tests {
             floor in 1..10usize,
             start in 0.001..1.0f64,
             cut in 0.01..0.99f64,
+            told: bool,
             events in proptest::collection::vec(event(), 1..400),
         ) {
             let settings = Settings::builder().floor(floor).start(start).cut(cut).build().unwrap();
             let mut law = Law::new(settings, cap, fastrand::Rng::with_seed(3));
+            law.quota_told(told);
             let mut now = Instant::now();
-            let mut flying: Vec<u64> = vec![];
+            let mut flying: Vec<Admitted> = vec![];
             let mut cuts = 0u64;
             for event in events {
                 let limit_before = law.limit();
                 match event {
-                    Event::Admit => if flying.len() < law.slots(now) {
+                    Event::Admit => if law.free(flying.len(), now) > 0 {
                         let n = flying.len() + 1;
                         flying.push(law.admitted(n, now));
                     },
                     Event::Answer { call, class, hint_ms } => if !flying.is_empty() {
                         let in_flight = flying.len();
-                        let epoch = flying.swap_remove(call % in_flight);
+                        let call = flying.swap_remove(call % in_flight);
                         let at = hint_ms.map(|ms| now + Duration::from_millis(ms));
-                        law.answered(epoch, Outcome::of(class).not_before(at), in_flight, now);
+                        law.answered(call, Outcome::of(class).not_before(at), in_flight, now);
                         if law.limit() < limit_before {
-                            cuts += 1;
                             prop_assert_eq!(class, Class::Throttled);
                         }
+                        // What refines a cut by the rest of its burst is no cut of its own.
+                        cuts += law.changes().filter(|change| change.to < change.from && change.why != Why::Refined).count() as u64;
                     },
                     Event::Drop { call } => if !flying.is_empty() {
                         let n = flying.len();
@@ -808,9 +821,10 @@ mod tests {
                 prop_assert!(cuts <= law.epoch());
                 prop_assert!(law.slots(now) <= cap);
                 // Progress: free now, or at a known time, or when what flies comes back.
-                let opens = law.held_until(now).unwrap_or(now);
+                let opens = law.opens_at(0, now).unwrap_or(now);
                 prop_assert!(opens <= now + Duration::from_secs(301));
                 prop_assert!(law.slots(opens) >= 1);
+                prop_assert!(law.cell().pace.is_none_or(|pace| pace.is_finite() && pace > 0.0));
             }
         }
     }

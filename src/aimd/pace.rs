@@ -10,10 +10,11 @@ use tokio::time::Instant;
 
 /// How far below a measured rate a pace begins.
 const BELOW: f64 = 0.97;
+const BELOW_PROVEN: f64 = 0.985;
 /// The first step of a probe; it doubles with every step that is not refused, up to the largest.
 const STEP: f64 = 0.02;
 const STEP_MAX: f64 = 0.25;
-/// How many clean calls a step of a probe takes.
+/// How many clean calls a step of a probe takes, or as many as go in a second if that is more.
 const PROBE: f64 = 16.0;
 /// How many of them show that a pace can be kept, whatever was measured before.
 const PROVES: f64 = 8.0;
@@ -77,8 +78,9 @@ pub(crate) struct Pace {
     floor: f64,
     /// When the next call may start.
     next: Instant,
-    /// The next step of growth.
+    /// The next step of growth. It halves while the measure is in doubt, then doubles.
     step: f64,
+    doubtful: bool,
     /// Clean calls in this window, and how many make it.
     clean: f64,
     window: f64,
@@ -96,6 +98,7 @@ impl Pace {
             floor: 1.0 / slowest.as_secs_f64(),
             next: now,
             step: STEP,
+            doubtful: false,
             clean: 0.0,
             window: PROBE,
             bound: 0.0,
@@ -138,7 +141,7 @@ impl Pace {
         }
         let bound = self.bound >= self.clean / 2.0;
         let shown = self.clean >= PROVES;
-        self.window = self.window.min(PROBE);
+        self.window = self.window.min(PROBE.max(self.rate));
         self.new_window();
         if !bound {
             return Turn::Idle;
@@ -147,7 +150,8 @@ impl Pace {
             self.proven = self.rate;
         }
         self.rate *= 1.0 + self.step;
-        self.step = (self.step * 2.0).min(STEP_MAX);
+        self.step = (self.step * if self.doubtful { 0.5 } else { 2.0 }).clamp(STEP, STEP_MAX);
+        self.doubtful &= self.step > STEP;
         self.next = self.next.min(now + self.turn(1.0));
         Turn::Grew
     }
@@ -155,11 +159,13 @@ impl Pace {
     /// A call was refused. The meter begins anew after this.
     pub(crate) fn refused(&mut self, meter: &Meter, now: Instant) {
         // Where the bucket ran over meanwhile the measure is too low, but then a clean window has shown better.
-        let rate = BELOW * meter.rate(now).max(self.proven);
+        let measured = meter.rate(now);
+        let rate = (BELOW * measured).max(BELOW_PROVEN * self.proven.min(measured * 1.25));
         self.rate = rate.min(BELOW * self.rate).max(self.floor);
         self.step = meter.doubt();
+        self.doubtful = self.step > STEP;
         // It rests as long as it lasted: a place that is found again and again is probed ever more rarely.
-        self.window = meter.accepted().clamp(2.0, REST_CALLS.max(self.rate * 10.0));
+        self.window = meter.accepted().clamp(4.0, REST_CALLS.max(self.rate * 10.0));
         self.proven = 0.0;
         self.new_window();
         // One turn and a half: the bucket may be anywhere below one.
