@@ -243,13 +243,15 @@ pub enum Why {
     PaceRefused,
     /// Starts no longer waited for the pace: slots limit alone.
     PaceEnded,
+    /// Slower calls were refused as often: it is not the rate that is limited, so slots limit alone.
+    PaceFutile,
 }
 
 impl Why {
     /// Whether the change speaks of the pace, in calls a second, and not of the limit, in slots.
     #[must_use]
     pub const fn is_pace(self) -> bool {
-        matches!(self, Why::PaceBegan | Why::PaceGrown | Why::PaceRefused | Why::PaceEnded)
+        matches!(self, Why::PaceBegan | Why::PaceGrown | Why::PaceRefused | Why::PaceEnded | Why::PaceFutile)
     }
 }
 
@@ -265,6 +267,7 @@ impl fmt::Display for Why {
             Why::PaceGrown => "pace kept without a 429",
             Why::PaceRefused => "429 at this pace",
             Why::PaceEnded => "pace no longer binds",
+            Why::PaceFutile => "slower calls were refused as often",
         })
     }
 }

@@ -193,3 +193,15 @@ async fn steps() {
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn random() {
+    for retry_after in [RetryAfter::None, RetryAfter::Seconds] {
+        for chance in [0.002, 0.01, 0.05, 0.2] {
+            let config = config(retry_after, 3, |org| org.max_concurrency(90).black_hole(chance).black_hole_wait_s(1.0));
+            let name = format!("random {chance} {retry_after:?}");
+            let Some(run) = run(&name, config, 20_000, 600).await else { continue };
+            show(&name, &run, 10.0);
+        }
+    }
+}

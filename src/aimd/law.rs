@@ -30,8 +30,8 @@ const READING: Duration = Duration::from_secs(1);
 const FEW: usize = 4;
 /// So many calls sent at a level, and then one refused: the level was not what was wrong with it.
 const ENOUGH: u32 = 3;
-/// A hold longer than this says nothing about a rate: the bucket ran over meanwhile.
-const HOLD_TOLD: Duration = Duration::from_secs(5);
+/// How long no pace is tried again after one that was of no use.
+const NO_PACE: Duration = Duration::from_secs(60);
 
 /// What a call carries from its admission to its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +74,7 @@ pub(crate) struct Law {
     told: bool,
     plateau: Plateau,
     pace: Option<Pace>,
+    no_pace_until: Option<Instant>,
     /// What was sent since the last refusal.
     meter: Option<Meter>,
     /// How many were sent since the last refusal as the first, the second, … in flight or a later one.
@@ -107,6 +108,7 @@ impl Law {
             told: false,
             plateau: Plateau::new(),
             pace: None,
+            no_pace_until: None,
             meter: None,
             sent: [0; FEW],
             missed: 0,
@@ -399,10 +401,15 @@ impl Law {
         let rate = self.served && level <= FEW && self.sent[level.max(1) - 1] > enough;
         if let Some(pace) = &mut self.pace {
             let from = pace.rate();
-            pace.refused(&meter, now);
-            let to = pace.rate();
-            self.note(from, to, Why::PaceRefused, now);
-        } else if rate {
+            if pace.refused(&meter, now) {
+                let to = pace.rate();
+                self.note(from, to, Why::PaceRefused, now);
+            } else {
+                self.pace = None;
+                self.no_pace_until = now.checked_add(NO_PACE);
+                self.note(from, f64::INFINITY, Why::PaceFutile, now);
+            }
+        } else if rate && self.no_pace_until.is_none_or(|until| until <= now) {
             let pace = Pace::new(&meter, self.settings.backoff_max, now);
             self.note(f64::INFINITY, pace.rate(), Why::PaceBegan, now);
             self.pace = Some(pace);
@@ -453,8 +460,8 @@ impl Law {
         self.sounding = true;
         self.open = 1.0;
         self.familiar = if until - now > self.settings.idle { 0.0 } else { self.limit };
-        if let (Some(meter), Some(at)) = (&mut self.meter, until.checked_sub(HOLD_TOLD)) {
-            meter.not_before(at);
+        if let Some(meter) = &mut self.meter {
+            meter.held(until);
         }
         // The longest wins.
         if self.hold.is_none_or(|hold| hold.until < until) {
@@ -754,6 +761,170 @@ mod tests {
         law.answered(call, hinted(now, SECOND), 1, now);
         assert_eq!(law.limit(), 1.0);
         assert_eq!(law.slots(now + SECOND), 1);
+    }
+
+    fn fly(law: &mut Law, n: usize, now: Instant) -> Vec<Admitted> {
+        (1..=n).map(|n| law.admitted(n, now)).collect()
+    }
+
+    #[test]
+    fn untold_a_burst_comes_down_to_what_fitted_whichever_of_it_was_refused() {
+        let (mut law, now) = untold(100, 0.25);
+        let calls = fly(&mut law, 25, now);
+        law.answered(calls[24], ok(), 25, now);
+        for (i, refused) in [7, 0, 23, 3, 11].into_iter().enumerate() {
+            law.answered(calls[refused], bare(), 25 - i, now);
+        }
+        assert_eq!((law.limit(), law.epoch()), (20.0, 1));
+        let why: Vec<_> = law.changes().map(|change| change.why).collect();
+        assert_eq!(why, [Why::Refused, Why::Refined, Why::Refined, Why::Refined, Why::Refined]);
+    }
+
+    #[test]
+    fn untold_a_burst_takes_half_at_most() {
+        let (mut law, now) = untold(100, 1.0);
+        let calls = fly(&mut law, 100, now);
+        for (i, call) in calls.into_iter().enumerate() {
+            law.answered(call, bare(), 100 - i, now);
+        }
+        assert_eq!((law.limit(), law.epoch()), (50.0, 1));
+    }
+
+    #[test]
+    fn untold_it_rests_below_the_point_of_refusal_then_probes_by_one_two_four() {
+        let (mut law, mut now) = untold(100, 0.25);
+        full_window(&mut law, &mut now);
+        assert_eq!(law.limit(), 50.0);
+        let calls = fly(&mut law, 50, now);
+        law.answered(calls[0], ok(), 50, now);
+        law.answered(calls[49], bare(), 49, now);
+        let mut seen = vec![];
+        for _ in 0..5 {
+            seen.push(law.limit());
+            full_window(&mut law, &mut now);
+        }
+        assert_eq!(seen, [49.0, 50.0, 52.0, 56.0, 64.0], "a window of a second outlasts the first rest");
+        // Refused again five seconds later: it rests for ten.
+        let calls = fly(&mut law, 72, now);
+        law.answered(calls[0], ok(), 72, now);
+        law.answered(calls[71], bare(), 72, now);
+        let cut = law.limit();
+        for _ in 0..9 {
+            full_window(&mut law, &mut now);
+            assert_eq!(law.limit(), cut);
+        }
+        full_window(&mut law, &mut now);
+        assert_eq!(law.limit(), cut + 1.0);
+    }
+
+    #[test]
+    fn untold_a_second_refusal_before_anything_was_served_halves_and_a_third_pauses() {
+        let (mut law, now) = untold(100, 0.2);
+        let first = law.admitted(20, now);
+        law.answered(first, bare(), 20, now);
+        let second = law.admitted(19, now);
+        law.answered(second, bare(), 19, now);
+        assert_eq!((law.limit(), law.slots(now)), (9.5, 9));
+        let third = law.admitted(9, now);
+        law.answered(third, bare(), 9, now);
+        assert_eq!(law.slots(now), 0);
+        assert_eq!(law.slots(now + SECOND), 1);
+    }
+
+    #[test]
+    fn untold_lone_calls_refused_after_others_were_served_start_a_pace() {
+        let (mut law, start) = untold(100, 0.01);
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        // Ten a second, one at a time, then a refusal: nothing but the rate can be too high.
+        for i in 0..20 {
+            let call = law.admitted(1, at(100 * i));
+            law.answered(call, ok(), 1, at(100 * i + 50));
+        }
+        let call = law.admitted(1, at(2_000));
+        assert_eq!(law.cell().pace, None);
+        law.answered(call, bare(), 1, at(2_000));
+        let pace = law.cell().pace.unwrap();
+        assert!((9.7..=10.3).contains(&pace), "{pace}");
+        assert_eq!(law.slots(at(2_000)), 0, "no start before its turn");
+        let opens = law.opens_at(0, at(2_000)).unwrap();
+        assert_eq!(law.free(0, opens), 1);
+        assert_eq!(law.opens_at(law.width(), at(2_000)), None, "time alone frees no slot");
+        law.quota_told(true);
+        assert_eq!(law.cell().pace, None, "headers know better");
+    }
+
+    #[test]
+    fn untold_a_refusal_just_above_a_low_concurrency_limit_starts_no_pace() {
+        let (mut law, mut now) = untold(100, 0.01);
+        while law.limit() < 3.0 {
+            full_window(&mut law, &mut now);
+        }
+        let calls = fly(&mut law, 3, now);
+        law.answered(calls[2], bare(), 3, now);
+        assert_eq!((law.cell().pace, law.limit()), (None, 3.0f64.min(law.limit())));
+    }
+
+    #[test]
+    fn untold_after_a_hint_it_rests_long_enough_that_holds_cost_a_twenty_fifth() {
+        let (mut law, mut now) = untold(100, 0.2);
+        let calls = fly(&mut law, 20, now);
+        law.answered(calls[19], hinted(now, SECOND), 20, now);
+        assert_eq!(law.limit(), 19.0, "a refusal with a hint is a point of refusal too");
+        let refused = now;
+        now += SECOND;
+        let lone = law.admitted(1, now);
+        law.answered(lone, ok(), 1, now);
+        assert_eq!(law.slots(now), 9, "after a short hold half is open at once");
+        while law.limit() < 19.5 {
+            full_window(&mut law, &mut now);
+        }
+        assert_eq!(now - refused, 26 * SECOND);
+    }
+
+    #[test]
+    fn growth_is_bounded_by_time_however_fast_the_answers() {
+        let settings = Settings::builder().start(0.01).growth_per_second(16.0).build().unwrap();
+        let start = Instant::now();
+        let mut law = Law::new(settings, 10_000, fastrand::Rng::with_seed(1));
+        let sound = law.admitted(1, start);
+        law.answered(sound, ok(), 1, start);
+        for ms in 0..1_000 {
+            let now = start + Duration::from_millis(ms);
+            let slots = law.slots(now);
+            for call in fly(&mut law, slots, now) {
+                law.answered(call, ok(), 1, now);
+            }
+            let bound = 100.0 * 16f64.powf(ms as f64 / 1e3);
+            assert!(law.limit() <= bound.max(100.0) + 1e-6, "{} after {ms} ms", law.limit());
+        }
+        assert_eq!(law.limit(), 800.0);
+    }
+
+    #[test]
+    fn after_an_idle_phase_a_burst_begins_with_the_warm_up_and_the_limit_stays() {
+        let (mut law, mut now) = open(100, 0.25);
+        full_window(&mut law, &mut now);
+        full_window(&mut law, &mut now);
+        assert_eq!(law.slots(now), 100);
+        // Two a second for ten minutes: in use, but no more than before a burst.
+        for _ in 0..1_200 {
+            now += SECOND / 2;
+            let call = law.admitted(1, now);
+            law.answered(call, ok(), 1, now);
+        }
+        assert_eq!((law.limit(), law.slots(now)), (100.0, 25));
+        full_window(&mut law, &mut now);
+        assert_eq!(law.slots(now), 50);
+    }
+
+    #[test]
+    fn what_was_in_use_a_short_while_ago_is_taken_up_at_once() {
+        let (mut law, mut now) = open(100, 0.25);
+        full_window(&mut law, &mut now);
+        full_window(&mut law, &mut now);
+        now += 4 * SECOND;
+        law.admitted(1, now);
+        assert_eq!(law.slots(now), 100);
     }
 
     #[derive(Clone, Debug)]

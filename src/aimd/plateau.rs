@@ -82,3 +82,68 @@ impl Plateau {
         *self = Plateau::new();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn refusals_without_a_clean_window_between_cut_ever_deeper() {
+        let (settings, now) = (Settings::default(), Instant::now());
+        let mut plateau = Plateau::new();
+        let mut limit = 40.0;
+        let mut seen = vec![];
+        for _ in 0..5 {
+            limit = plateau.refused(limit, 40, Duration::ZERO, &settings, now);
+            seen.push(limit);
+        }
+        assert_eq!(seen, [39.0, 37.0, 33.0, 25.0, 12.5], "by one, two, four, eight, and never more than half");
+        plateau.clean();
+        assert_eq!(plateau.refused(20.0, 20, Duration::ZERO, &settings, now), 19.0);
+    }
+
+    #[test]
+    fn the_rest_doubles_up_to_its_bound_when_the_same_place_refuses_again_and_again() {
+        let settings = Settings::default();
+        let start = Instant::now();
+        let (mut plateau, mut now, mut rests) = (Plateau::new(), start, vec![]);
+        for _ in 0..6 {
+            let limit = plateau.refused(21.0, 21, Duration::ZERO, &settings, now);
+            let refused = now;
+            while plateau.grown(limit, now).is_none() {
+                now += Duration::from_millis(100);
+            }
+            rests.push((now - refused).as_secs());
+        }
+        assert_eq!(rests, [1, 2, 4, 8, 10, 10]);
+    }
+
+    proptest! {
+        #[test]
+        fn down_means_down_and_up_means_up(
+            events in proptest::collection::vec((0u8..5, 1..300usize, 0..10_000u64), 1..200),
+        ) {
+            let settings = Settings::default();
+            let (mut plateau, mut now, mut limit) = (Plateau::new(), Instant::now(), 300.0f64);
+            for (event, level, ms) in events {
+                now += Duration::from_millis(ms);
+                let before = limit;
+                match event {
+                    0 => limit = plateau.refused(limit, level, Duration::from_millis(ms), &settings, now).min(limit),
+                    1 => limit = plateau.refined(limit),
+                    2 => limit = plateau.refused_again(limit, &settings, now),
+                    3 => plateau.clean(),
+                    _ => {
+                        let grown = plateau.grown(limit, now);
+                        prop_assert!(grown.is_none_or(|grown| grown > limit));
+                        limit = grown.unwrap_or(limit).min(300.0);
+                    }
+                }
+                limit = limit.max(1.0);
+                prop_assert!(limit.is_finite());
+                prop_assert!(event > 2 || limit <= before);
+            }
+        }
+    }
+}

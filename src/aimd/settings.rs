@@ -38,7 +38,7 @@ impl Default for Settings {
             spread: Duration::from_millis(50),
             backoff: Duration::from_millis(250),
             backoff_max: Duration::from_secs(30),
-            growth: 16.0,
+            growth: 1024.0,
             idle: Duration::from_secs(5),
             rest: Duration::from_secs(10),
         }
@@ -134,8 +134,8 @@ impl SettingsBuilder {
     }
 
     /// By what calls in flight may multiply within a second, above 1: providers refuse a sharp rise whatever the level.
-    /// Default 16, that is a doubling each 250 ms: a full cap of 100 half a second after the first answer, which a human
-    /// does not notice, where windows of 1 ms would take 2 ms.
+    /// Default 1,024, that is a doubling each 100 ms: no round trip of a real call is much shorter, so it bounds what quick
+    /// answers would make explode, and nothing else. Set less for a provider that refuses sooner: 2 doubles once a second.
     ///
     /// What was in use less than [`idle`](SettingsBuilder::idle) ago may be taken up again at once.
     #[must_use]
