@@ -461,7 +461,7 @@ impl Law {
         self.open = 1.0;
         self.familiar = if until - now > self.settings.idle { 0.0 } else { self.limit };
         if let Some(meter) = &mut self.meter {
-            meter.held(until);
+            meter.held(until, now);
         }
         // The longest wins.
         if self.hold.is_none_or(|hold| hold.until < until) {

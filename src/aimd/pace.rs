@@ -22,8 +22,9 @@ const PROVES: f64 = 8.0;
 const REST_CALLS: f64 = 64.0;
 /// A start up to this late does not put off the next: timers are not exact.
 const GRAIN: Duration = Duration::from_millis(4);
-/// A hold longer than this says nothing about a rate: the bucket ran over meanwhile.
+/// A hold longer than this says nothing about a rate, and counts as the second one.
 const HOLD_TOLD: Duration = Duration::from_secs(5);
+const HOLD_COUNTED: Duration = Duration::from_secs(1);
 
 /// What an accepted call did to a pace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,9 +58,12 @@ impl Meter {
         (self.started - 1.0).max(0.0)
     }
 
-    /// Nothing is started before `until`.
-    pub(crate) fn held(&mut self, until: Instant) {
-        self.since = self.since.max(until.checked_sub(HOLD_TOLD).unwrap_or(self.since));
+    /// Nothing is started before `until`. The bucket fills meanwhile; but whoever holds an org for long has another reason, and
+    /// the bucket runs over.
+    pub(crate) fn held(&mut self, until: Instant, now: Instant) {
+        if until - now > HOLD_TOLD {
+            self.since = self.since.max(until.checked_sub(HOLD_COUNTED).unwrap_or(self.since));
+        }
     }
 
     /// Calls a second. The bucket held something between none and one at either end.
@@ -290,8 +294,9 @@ mod tests {
         let start = Instant::now();
         let mut meter = Meter::new(start);
         (0..11).for_each(|_| meter.started());
-        meter.held(start + Duration::from_secs(30));
-        assert_eq!(meter.rate(start + Duration::from_secs(30)), 2.0, "ten in the last five seconds");
+        let reopened = start + Duration::from_secs(30);
+        meter.held(reopened, start);
+        assert_eq!(meter.rate(reopened + Duration::from_secs(1)), 5.0, "ten in the last two seconds");
     }
 
     proptest! {

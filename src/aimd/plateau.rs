@@ -32,7 +32,14 @@ impl Plateau {
     }
 
     /// The limit after a refusal when `level` calls were in flight; `hold` is how long the provider wants to be left alone.
-    pub(crate) fn refused(&mut self, limit: f64, level: usize, hold: Duration, settings: &Settings, now: Instant) -> f64 {
+    pub(crate) fn refused(
+        &mut self,
+        limit: f64,
+        level: usize,
+        hold: Duration,
+        settings: &Settings,
+        now: Instant,
+    ) -> f64 {
         let level = limit.min(level as f64).floor();
         self.bottom = level / 2.0;
         let to = (level - self.down).max(self.bottom);
