@@ -99,7 +99,7 @@ async fn a_concurrency_limit_is_found_and_kept() {
     println!("{NAMES}");
     for (retry_after, seconds, most) in [(RetryAfter::None, 20.0, 1.08), (RetryAfter::Seconds, 60.0, 1.10)] {
         for latency in [20.0, 80.0, 320.0] {
-            let orgs = if latency < 50.0 { 1 } else { 3 };
+            let orgs = if latency < 50.0 { 1 } else { 2 };
             let config = config(retry_after, orgs, |org| org.max_concurrency(20)).latency(Latency::new(latency, 0.3));
             let rate = 20.0 * orgs as f64 / config.latency.mean().as_secs_f64();
             let run = run(config, (rate * seconds) as u64, 600).await;

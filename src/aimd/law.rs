@@ -398,7 +398,10 @@ impl Law {
         let meter = self.meter.unwrap_or(Meter::new(now));
         // A concurrency limit refuses the first call above it. One that refuses what it has just accepted limits the rate.
         let enough = if level == 1 { 1 } else { ENOUGH };
-        let rate = self.served && level <= FEW && self.sent[level.max(1) - 1] > enough;
+        // Nor does it hold an org for long, and then refuse fewer than fitted before.
+        let held_long = self.hold.is_some_and(|hold| hold.reason != HoldReason::Backoff) && self.familiar == 0.0;
+        let rate = held_long && self.open < self.limit || level <= FEW && self.sent[level.max(1) - 1] > enough;
+        let rate = rate && self.served;
         if let Some(pace) = &mut self.pace {
             let from = pace.rate();
             if pace.refused(&meter, now) {
