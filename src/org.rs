@@ -15,7 +15,7 @@
 //! ```
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -217,7 +217,90 @@ pub struct LimitCell {
     pub epoch: u64,
     /// Throttled answers seen.
     pub throttled: u64,
+    /// Calls started a second at most, where even one call at a time proved too many.
+    pub pace: Option<f64>,
 }
+
+/// Why a limit or a pace changed.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Why {
+    /// Full, clean windows: consecutive ones are one change.
+    Grown,
+    /// A 429 without a hint.
+    Refused,
+    /// A 429 with a hint.
+    Held,
+    /// More refusals of the burst that the last change was for: it came nearer to what had fitted.
+    Refined,
+    /// Refused again before anything that was sent after the last change was answered: the limit has dropped.
+    RefusedAgain,
+    /// Calls were refused though almost nothing else was in flight: it is the rate that is limited, so starts are paced.
+    PaceBegan,
+    /// A pace was kept for a while without a refusal: consecutive ones are one change.
+    PaceGrown,
+    /// A 429 though paced.
+    PaceRefused,
+    /// Starts no longer waited for the pace: slots limit alone.
+    PaceEnded,
+    /// Slower calls were refused as often: it is not the rate that is limited, so slots limit alone.
+    PaceFutile,
+}
+
+impl Why {
+    /// Whether the change speaks of the pace, in calls a second, and not of the limit, in slots.
+    #[must_use]
+    pub const fn is_pace(self) -> bool {
+        matches!(self, Why::PaceBegan | Why::PaceGrown | Why::PaceRefused | Why::PaceEnded | Why::PaceFutile)
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Why::Grown => "full and clean",
+            Why::Refused => "429 without a hint",
+            Why::Held => "429 with a hint",
+            Why::Refined => "more of the same burst refused",
+            Why::RefusedAgain => "429 again, nothing answered since",
+            Why::PaceBegan => "429 with almost nothing in flight: the rate is limited",
+            Why::PaceGrown => "pace kept without a 429",
+            Why::PaceRefused => "429 at this pace",
+            Why::PaceEnded => "pace no longer binds",
+            Why::PaceFutile => "slower calls were refused as often",
+        })
+    }
+}
+
+/// One change of a limit or of a pace.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Change {
+    /// When: for growth the last step of it.
+    pub at: Instant,
+    /// From what: slots, or calls a second where [`Why::is_pace`]. A pace that begins comes from infinity.
+    pub from: f64,
+    /// To what. A pace that ends goes to infinity.
+    pub to: f64,
+    /// Why.
+    pub why: Why,
+}
+
+impl Change {
+    pub(crate) const fn new(at: Instant, from: f64, to: f64, why: Why) -> Self {
+        Change { at, from, to, why }
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = if self.why.is_pace() { "calls/s" } else { "slots" };
+        write!(f, "{:.1} to {:.1} {unit}: {}", self.from, self.to, self.why)
+    }
+}
+
+/// How many changes a board remembers: the last half minute of a provider that refuses every other second.
+const HISTORY: usize = 32;
 
 /// All that a board says at one moment.
 #[non_exhaustive]
@@ -235,6 +318,10 @@ pub struct Snapshot {
     pub limit: Option<LimitCell>,
     /// The hold, if one is open.
     pub hold: Option<Hold>,
+    /// The last 32 changes of limit and pace, oldest first.
+    pub history: Vec<Change>,
+    /// Whether the provider's answers tell its quota; where they do not, the limiter has to find out.
+    pub quota_told: bool,
     /// The least fraction left of any of its quotas, `0.0..=1.0`; 1 where nothing is known.
     pub headroom: f64,
     /// Why it is out, if it is.
@@ -271,6 +358,7 @@ struct Board {
     penalty: AtomicU64,
     penalty_at: AtomicU64,
     is_out: AtomicBool,
+    quota_told: AtomicBool,
     revision: AtomicU64,
     slow: Mutex<Slow>,
 }
@@ -280,8 +368,27 @@ struct Board {
 struct Slow {
     limit: Option<LimitCell>,
     hold: Option<Hold>,
+    history: VecDeque<Change>,
     out: Option<OutReason>,
     watchers: Vec<Waker>,
+}
+
+impl Slow {
+    /// Steps of one growth, and of one burst of refusals, are one change.
+    fn remember(&mut self, change: Change) {
+        if let Some(last) = self.history.back_mut() {
+            let steps = matches!(change.why, Why::Grown | Why::PaceGrown | Why::Refined);
+            if steps && last.why == change.why {
+                last.at = change.at;
+                last.to = change.to;
+                return;
+            }
+        }
+        if self.history.len() == HISTORY {
+            self.history.pop_front();
+        }
+        self.history.push_back(change);
+    }
 }
 
 /// A handle to an org, for one model family. Cheap to clone; all clones show the same board.
@@ -522,6 +629,8 @@ impl Org {
             waiting: self.board.waiting.load(Relaxed),
             limit: slow.limit,
             hold: slow.hold.filter(|hold| hold.until > Instant::now()),
+            history: slow.history.iter().copied().collect(),
+            quota_told: self.quota_told(),
             headroom: self.headroom(),
             out,
             organisation: lock(&self.identity.organisation).clone(),
@@ -530,11 +639,14 @@ impl Org {
 
     // What layers write.
 
-    pub(crate) fn write_limit(&self, cell: LimitCell, hold: Option<Hold>) {
+    pub(crate) fn write_limit(&self, cell: LimitCell, hold: Option<Hold>, changes: impl IntoIterator<Item = Change>) {
         self.board.limit.store(cell.limit.to_bits(), Relaxed);
         let mut slow = lock(&self.board.slow);
         slow.limit = Some(cell);
         slow.hold = hold;
+        for change in changes {
+            slow.remember(change);
+        }
         self.board.revision.fetch_add(1, Relaxed);
     }
 
@@ -552,6 +664,15 @@ impl Org {
         board.headroom_at.store(board.since_birth(), Relaxed);
         board.headroom_rate.store(per_second.to_bits(), Relaxed);
         board.headroom.store(headroom.clamp(0.0, 1.0).to_bits(), Relaxed);
+    }
+
+    /// The provider's answers tell its quota.
+    pub(crate) fn write_quota_told(&self) {
+        self.board.quota_told.store(true, Relaxed);
+    }
+
+    pub(crate) fn quota_told(&self) -> bool {
+        self.board.quota_told.load(Relaxed)
     }
 
     pub(crate) fn write_organisation(&self, id: &str) {
@@ -603,6 +724,7 @@ impl Board {
             penalty: AtomicU64::new(0),
             penalty_at: AtomicU64::new(0),
             is_out: AtomicBool::new(is_out),
+            quota_told: AtomicBool::new(false),
             revision: AtomicU64::new(0),
             slow: Mutex::default(),
         })

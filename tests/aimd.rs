@@ -363,7 +363,7 @@ both! {
         let mut waiting = waiter(&layer, &probe);
         probe.release(1, Ok(answer(429, &[])));
         drop(assert_ready!(calls[0].poll()));
-        assert_eq!((limit(&org), in_flight(&org)), (3.6, 3));
+        assert_eq!((limit(&org), in_flight(&org)), (3.0, 3));
         assert!(!waiting.is_woken());
         assert_pending!(poll(&mut waiting));
         probe.release(2, Ok(answer(200, &[])));
@@ -677,7 +677,8 @@ both! {
         }
         assert!(timeout(30 * SECOND, tasks).await.is_err());
         assert_eq!((probe.most(), limit(&org)), (1, 1.0));
-        assert!(probe.calls() > 50);
+        // A lone call that is refused after others were served starts a pace.
+        assert!(probe.calls() > 30, "{}", probe.calls());
     }
 
     async fn a_caller_that_sleeps_before_it_retries_keeps_no_slot_and_every_attempt_is_a_sample(make) {
@@ -861,9 +862,10 @@ async fn a_refusal_is_read_at_its_head_and_not_when_its_body_ends() {
     sound(&layer, &probe).await;
     let response = readied(&layer, &probe).call(ask()).await.unwrap();
     assert!(org.is_held());
-    assert_eq!((in_flight(&org), limit(&org)), (1, 4.0));
+    // It went alone, so it says nothing about how many may go together.
+    assert_eq!((in_flight(&org), limit(&org)), (1, 8.0));
     drop(response);
-    assert_eq!((in_flight(&org), limit(&org)), (0, 4.0));
+    assert_eq!((in_flight(&org), limit(&org)), (0, 8.0));
 }
 
 // Beyond HTTP.
@@ -886,7 +888,7 @@ async fn a_service_that_is_not_http_is_limited_by_a_closure() {
     assert_eq!(service.ready().await.unwrap().call(1).await.unwrap(), 2);
     assert!(service.ready().await.unwrap().call(100).await.is_err());
     assert!(org.is_held());
-    assert_eq!(limit(&org), 2.0);
+    assert_eq!(limit(&org), 4.0, "a call that went alone says nothing about how many may go together");
     let start = Instant::now();
     assert_eq!(service.ready().await.unwrap().call(2).await.unwrap(), 3);
     assert!((5_000..=5_002).contains(&start.elapsed().as_millis()));

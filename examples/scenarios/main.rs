@@ -21,7 +21,7 @@ use std::{
 };
 
 use serde::Deserialize;
-use tower_quota::sim::{Config, Dialect, Sim, Truth};
+use tower_quota::sim::{BIN, Config, Dialect, Sim, Truth};
 
 use client::{ClientReport, ClientTask};
 
@@ -37,6 +37,9 @@ struct Scenario {
     dialects: Vec<Dialect>,
     #[serde(default)]
     bars: Bars,
+    /// The start, reported apart: what must be found out there is not held against the bars.
+    #[serde(default)]
+    after_s: f64,
     /// Runs the bare client and a tenth of the items beside, for the bars that compare.
     #[serde(default)]
     against_bare: bool,
@@ -80,6 +83,8 @@ struct Measured {
     fluid: Option<Duration>,
     ratio: Option<f64>,
     refused: f64,
+    /// The same in the start that is reported apart.
+    refused_at_first: f64,
     lost: u64,
     twice: u64,
     live: usize,
@@ -173,7 +178,8 @@ fn measure(scenario: &Scenario, dialect: Dialect, run: u64, show: bool) -> Resul
         wall: report.wall(),
         fluid,
         ratio: fluid.filter(|fluid| !fluid.is_zero()).map(|fluid| report.wall().div_duration_f64(fluid)),
-        refused: truth.throttled_429() as f64 / truth.calls().max(1) as f64,
+        refused: refused(&truth, scenario.after_s, f64::INFINITY),
+        refused_at_first: refused(&truth, 0.0, scenario.after_s),
         lost: scenario.requests - report.ok,
         twice: truth.answered_more,
         live: report.peak_live,
@@ -230,6 +236,14 @@ async fn attempt(config: &Config, requests: u64, bare: bool) -> Result<(ClientRe
     Ok((serde_json::from_slice(&output.stdout)?, server.truth()))
 }
 
+/// The part of calls answered between these seconds that were refused.
+fn refused(truth: &Truth, from: f64, to: f64) -> f64 {
+    let bin = |seconds: f64| (seconds / BIN.as_secs_f64()) as usize;
+    let bins = truth.orgs.iter().flat_map(|org| org.timeline.iter().take(bin(to)).skip(bin(from)));
+    let (ok, refused) = bins.fold((0, 0), |sum, bin| (sum.0 + bin.ok, sum.1 + bin.throttled_429));
+    refused as f64 / (ok + refused).max(1) as f64
+}
+
 /// Calls to a black hole in its first second, and the most in any second after.
 fn black_hole(truth: &Truth, org: &str) -> (u64, u64) {
     let Some(org) = truth.org(org) else { return (u64::MAX, u64::MAX) };
@@ -283,6 +297,10 @@ fn verdict(name: &str, scenario: &Scenario, runs: &[Measured]) -> bool {
     }
     if let Some((ours, bare)) = runs.iter().find_map(|run| run.cpu_us) {
         notes.push(format!("processor {ours:.1} us a call, bare {bare:.1}"));
+    }
+    if scenario.after_s > 0.0 {
+        let first = median(runs.iter().map(|run| run.refused_at_first)).unwrap_or(0.0);
+        notes.push(format!("{:.3} % in the first {} s", first * 100.0, scenario.after_s));
     }
     if let Some(bar) = &bars.black_hole {
         let worst = runs.iter().filter_map(|run| run.black_hole).fold((0, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)));

@@ -6,10 +6,24 @@
 //!
 //! - An org's first call travels alone: it sounds the depth (a dead key, an org that refuses everything) for one call. Then
 //!   the limit starts at a quarter of the cap, doubles per full window until the first cut, and grows by one after it.
-//! - A 429 with a hint halves the limit, once per epoch however many come, and *holds* the org: it is not ready until the
-//!   hint has passed. Then one call goes first, and the window opens by doubling.
-//! - A 429 without a hint cuts to nine tenths of what was in flight. When even one call alone is refused, the limit becomes
-//!   a pause that doubles.
+//! - A 429 with a hint *holds* the org: it is not ready until the hint has passed. Then one call goes first, and the window
+//!   opens by doubling. Where the answers tell the quota, it also halves the limit, once per epoch however many come.
+//! - A 429 without a hint, where the answers tell the quota, cuts to nine tenths of what was in flight. When even one call alone
+//!   is refused, the limit becomes a pause that doubles.
+//! - It grows no faster than [`growth_per_second`](SettingsBuilder::growth_per_second), and after an
+//!   [`idle`](SettingsBuilder::idle) phase a burst begins with the starting fraction again.
+//!
+//! **Where nothing tells the limit** (no quota headers) refusals are all there is:
+//!
+//! - *Plateau.* A refusal at n in flight makes the limit n − 1, and each further refusal of the same burst one less, so that what
+//!   is left in flight is what fitted. Refused again before anything sent since was answered, it halves. It
+//!   rests there, ever longer up to [`rest`](SettingsBuilder::rest), then probes by one, two, four, … slots a window.
+//! - *Pace.* Calls that are refused though almost nothing else is in flight meet a limited rate. Then starts are spaced:
+//!   accepted ÷ time between two refusals is the rate, a little above it is the probe, and the pace rests as long as the last one
+//!   lasted. It ends when slots are the bottleneck, or when slower calls prove to be refused as often.
+//!
+//! What was learnt is on the board, with the reason of each change: [`Snapshot::history`](crate::org::Snapshot::history).
+//!
 //! - A slot is kept until the answer's body has ended ([`AtBodyEnd`]) or until its head is there ([`AtHead`]).
 //! - Waiters are served in order of arrival. One that is woken and not polled does not keep the slot from the others.
 //!
@@ -38,6 +52,8 @@
 mod future;
 mod law;
 mod layer;
+mod pace;
+mod plateau;
 mod release;
 mod service;
 mod settings;

@@ -59,8 +59,8 @@ where
         // The inner service first: it may pace, and a slot must not be kept while it does.
         ready!(self.inner.poll_ready(cx))?;
         if self.permit.is_none() {
-            let epoch = ready!(self.gate.poll_pass(cx, &mut self.place));
-            self.permit = Some(Permit::new(&self.gate, epoch));
+            let admitted = ready!(self.gate.poll_pass(cx, &mut self.place));
+            self.permit = Some(Permit::new(&self.gate, admitted));
         }
         Poll::Ready(Ok(()))
     }

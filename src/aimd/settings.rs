@@ -20,6 +20,9 @@ pub struct Settings {
     pub(crate) spread: Duration,
     pub(crate) backoff: Duration,
     pub(crate) backoff_max: Duration,
+    pub(crate) growth: f64,
+    pub(crate) idle: Duration,
+    pub(crate) rest: Duration,
 }
 
 impl Default for Settings {
@@ -35,6 +38,9 @@ impl Default for Settings {
             spread: Duration::from_millis(50),
             backoff: Duration::from_millis(250),
             backoff_max: Duration::from_secs(30),
+            growth: 1024.0,
+            idle: Duration::from_secs(5),
+            rest: Duration::from_secs(10),
         }
     }
 }
@@ -81,22 +87,22 @@ impl SettingsBuilder {
         self
     }
 
-    /// What a hinted 429 multiplies the limit by, in `(0, 1)`. Default 0.5.
+    /// What a hinted 429 multiplies the limit by, in `(0, 1)`, where answers tell the quota. Default 0.5.
     #[must_use]
     pub fn cut(mut self, factor: f64) -> Self {
         self.settings.cut = factor;
         self
     }
 
-    /// What a 429 without a hint makes of the number in flight, in `(0, 1)`. Default 0.9: nothing else tells the limit, so
-    /// it stays near the point of refusal (a five-second simulation needed 1.13 × the ideal time that way).
+    /// What a 429 without a hint makes of the number in flight, in `(0, 1)`, where answers tell the quota. Default 0.9. Where
+    /// they do not, the point of refusal itself is the measure.
     #[must_use]
     pub fn bare_cut(mut self, factor: f64) -> Self {
         self.settings.bare_cut = factor;
         self
     }
 
-    /// Slots added per full, clean window after the first cut. Default 1.
+    /// Slots added per full, clean window after the first cut, where answers tell the quota. Default 1.
     #[must_use]
     pub fn step(mut self, slots: f64) -> Self {
         self.settings.step = slots;
@@ -127,6 +133,35 @@ impl SettingsBuilder {
         self
     }
 
+    /// By what calls in flight may multiply within a second, above 1: providers refuse a sharp rise whatever the level.
+    /// Default 1,024, that is a doubling each 100 ms: no round trip of a real call is much shorter, so it bounds what quick
+    /// answers would make explode, and nothing else. Set less for a provider that refuses sooner: 2 doubles once a second.
+    ///
+    /// What was in use less than [`idle`](SettingsBuilder::idle) ago may be taken up again at once.
+    #[must_use]
+    pub fn growth_per_second(mut self, factor: f64) -> Self {
+        self.settings.growth = factor;
+        self
+    }
+
+    /// When fewer calls than the starting fraction of the cap have been in flight for so long, the next burst begins with that
+    /// fraction again and grows from there; the limit itself stays. Default 5 s, above zero.
+    #[must_use]
+    pub fn idle(mut self, after: Duration) -> Self {
+        self.settings.idle = after;
+        self
+    }
+
+    /// The longest rest below a point of refusal before it is probed again, where nothing tells the limit; above zero. It is
+    /// twice what has passed since the refusal before, at least a second, and at least twenty times a hint, so that a probe that
+    /// is answered by a hold costs no more than a twentieth. Default 10 s: capacity that is added is found within half a
+    /// minute.
+    #[must_use]
+    pub fn rest(mut self, longest: Duration) -> Self {
+        self.settings.rest = longest;
+        self
+    }
+
     /// The settings.
     ///
     /// # Errors
@@ -151,8 +186,13 @@ impl SettingsBuilder {
         if !(s.step.is_finite() && s.step > 0.0) {
             return Err(BuildError::new("step", format!("{} is not a positive number", s.step)));
         }
-        if s.ceiling.is_zero() {
-            return Err(BuildError::new("hold_ceiling", "must be longer than zero"));
+        if !(s.growth.is_finite() && s.growth > 1.0) {
+            return Err(BuildError::new("growth_per_second", format!("{} is not a number above 1", s.growth)));
+        }
+        for (field, value) in [("hold_ceiling", s.ceiling), ("idle", s.idle), ("rest", s.rest)] {
+            if value.is_zero() {
+                return Err(BuildError::new(field, "must be longer than zero"));
+            }
         }
         if s.backoff.is_zero() || s.backoff_max < s.backoff {
             return Err(BuildError::new(
@@ -288,6 +328,10 @@ mod tests {
             (b().step(0.0), "step"),
             (b().step(f64::INFINITY), "step"),
             (b().hold_ceiling(Duration::ZERO), "hold_ceiling"),
+            (b().growth_per_second(1.0), "growth_per_second"),
+            (b().growth_per_second(f64::NAN), "growth_per_second"),
+            (b().idle(Duration::ZERO), "idle"),
+            (b().rest(Duration::ZERO), "rest"),
             (b().backoff(Duration::ZERO, Duration::from_secs(1)), "backoff"),
             (b().backoff(Duration::from_secs(2), Duration::from_secs(1)), "backoff"),
         ] {

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{law::Law, settings::Settings};
+use super::{
+    law::{Admitted, Law},
+    settings::Settings,
+};
 use crate::{
     gate::{Admission, Gate},
     org::Org,
@@ -21,15 +24,14 @@ pub(crate) type SlotGate = Gate<Slots>;
 
 pub(crate) fn slots(org: &Org, settings: &Settings) -> Arc<SlotGate> {
     let law = Law::new(settings.clone(), settings.caps.of(org), fastrand::Rng::new());
-    org.write_limit(law.cell(), law.hold());
+    org.write_limit(law.cell(), law.hold(), []);
     Gate::new(Slots { law, in_flight: 0, org: org.clone() })
 }
 
 impl Admission for Slots {
-    /// The epoch in which the call was admitted.
-    type Grant = u64;
+    type Grant = Admitted;
 
-    fn admit(&mut self, now: Instant) -> Option<u64> {
+    fn admit(&mut self, now: Instant) -> Option<Admitted> {
         if self.in_flight >= self.law.slots(now) {
             return None;
         }
@@ -39,11 +41,11 @@ impl Admission for Slots {
     }
 
     fn free(&self, now: Instant) -> usize {
-        self.law.slots(now).saturating_sub(self.in_flight)
+        self.law.free(self.in_flight, now)
     }
 
     fn opens_at(&self, now: Instant) -> Option<Instant> {
-        self.law.held_until(now)
+        self.law.opens_at(self.in_flight, now)
     }
 
     fn waiting(&mut self, waiters: usize) {
@@ -51,24 +53,25 @@ impl Admission for Slots {
     }
 }
 
-/// A slot, from `poll_ready` until the answer's body has ended: it owns the count, and the epoch that the outcome is
-/// reported for. Dropped without a report, it counts as neither success nor overload.
+/// A slot, from `poll_ready` until the answer's body has ended: it owns the count, and the circumstances of its
+/// admission, which the outcome is reported for. Dropped without a report, it counts as neither success nor overload.
 pub struct Permit {
     gate: Arc<SlotGate>,
-    epoch: u64,
+    admitted: Admitted,
 }
 
 impl Permit {
-    pub(crate) fn new(gate: &Arc<SlotGate>, epoch: u64) -> Self {
-        Permit { gate: gate.clone(), epoch }
+    pub(crate) fn new(gate: &Arc<SlotGate>, admitted: Admitted) -> Self {
+        Permit { gate: gate.clone(), admitted }
     }
 
     /// Reports what the answer means, once.
     pub(crate) fn report(&self, outcome: Outcome) {
         let (moved, limit) = self.gate.update(|slots, now| {
-            let moved = slots.law.answered(self.epoch, outcome, slots.in_flight, now);
+            slots.law.quota_told(slots.org.quota_told());
+            let moved = slots.law.answered(self.admitted, outcome, slots.in_flight, now);
             if moved {
-                slots.org.write_limit(slots.law.cell(), slots.law.hold());
+                slots.org.write_limit(slots.law.cell(), slots.law.hold(), slots.law.changes());
             }
             (moved, slots.law.limit())
         });
@@ -97,6 +100,6 @@ impl Drop for Permit {
 
 impl std::fmt::Debug for Permit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Permit").field("epoch", &self.epoch).finish_non_exhaustive()
+        f.debug_struct("Permit").field("epoch", &self.admitted.epoch).finish_non_exhaustive()
     }
 }

@@ -161,6 +161,9 @@ impl Quota {
             self.close(call, now);
             return;
         }
+        if Resource::ALL.iter().any(|resource| readings.get(*resource).is_some_and(|said| said.remaining.is_some())) {
+            self.org.write_quota_told();
+        }
         let (sent, spent) = (self.ledger[position].sent, self.ledger[position].spent);
         // What the call itself cost, where that is known: an estimate may be far off, and would be learnt as capacity for good.
         let used = usage.unwrap_or_default();
