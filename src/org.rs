@@ -872,3 +872,39 @@ impl<'a> IntoIterator for &'a Orgs {
         self.iter()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn history(steps: &[(f64, f64, Why)]) -> Vec<(f64, f64, Why)> {
+        let org = Org::new("a");
+        let now = Instant::now();
+        for (from, to, why) in steps {
+            org.write_limit(LimitCell::default(), None, [Change::new(now, *from, *to, *why)]);
+        }
+        org.snapshot().history.iter().map(|change| (change.from, change.to, change.why)).collect()
+    }
+
+    #[test]
+    fn steps_of_one_growth_are_one_change() {
+        let steps = [(1.0, 2.0, Why::Grown), (2.0, 4.0, Why::Grown), (4.0, 3.0, Why::Refused), (3.0, 4.0, Why::Grown)];
+        assert_eq!(history(&steps), [(1.0, 4.0, Why::Grown), (4.0, 3.0, Why::Refused), (3.0, 4.0, Why::Grown)]);
+        let refused = [(4.0, 3.0, Why::Refused), (3.0, 2.0, Why::Refused)];
+        assert_eq!(history(&refused), refused, "cuts stay apart");
+    }
+
+    #[test]
+    fn a_board_remembers_the_last_changes_only() {
+        let steps: Vec<_> = (0..100).map(|i| (f64::from(i), f64::from(i) - 1.0, Why::Refused)).collect();
+        assert_eq!(history(&steps), steps[100 - HISTORY..]);
+    }
+
+    #[test]
+    fn a_change_says_what_and_why() {
+        let change = Change::new(Instant::now(), 25.0, 20.0, Why::Refused);
+        assert_eq!(change.to_string(), "25.0 to 20.0 slots: 429 without a hint");
+        let change = Change::new(Instant::now(), 10.0, 9.7, Why::PaceRefused);
+        assert_eq!(change.to_string(), "10.0 to 9.7 calls/s: 429 at this pace");
+    }
+}

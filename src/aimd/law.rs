@@ -864,7 +864,7 @@ mod tests {
         }
         let calls = fly(&mut law, 3, now);
         law.answered(calls[2], bare(), 3, now);
-        assert_eq!((law.cell().pace, law.limit()), (None, 3.0f64.min(law.limit())));
+        assert_eq!((law.cell().pace, law.limit()), (None, 2.0));
     }
 
     #[test]
