@@ -202,7 +202,8 @@ async fn cancelled_at(fault: &str, k: usize, by_time: bool, queued: bool) -> boo
     }
     for other in others.into_iter().chain(before) {
         let ended = tokio::time::timeout(patience, other).await;
-        let ended = ended.unwrap_or_else(|_| panic!("{why}: others do not go on; {:?}", orgs.get("a").unwrap().snapshot()));
+        let ended =
+            ended.unwrap_or_else(|_| panic!("{why}: others do not go on; {:?}", orgs.get("a").unwrap().snapshot()));
         // A request may use up its attempts on an org that fails for five seconds; it may not hang.
         drop(ended.unwrap());
     }
@@ -236,8 +237,8 @@ async fn a_call_dropped_after_any_step_of_time_leaves_all_at_rest() {
             let (mut k, mut step) = (0, 1);
             while cancelled_at(fault, k, true, queued).await {
                 k += step;
-                if k > 100 {
-                    step = 97;
+                if k > 60 {
+                    step = 331;
                 }
             }
         }
@@ -299,7 +300,14 @@ fn what_outlives_its_runtime_may_be_dropped_and_serves_in_another() {
 // ---------------------------------------------------------------- 2. odd headers
 
 /// A stack of one org over a client that answers at once, with whatever headers a function gives.
-fn over<F>(headers: F) -> (Stacked<impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone + Send + 'static>, Orgs)
+fn over<F>(
+    headers: F,
+) -> (
+    Stacked<
+        impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone + Send + 'static,
+    >,
+    Orgs,
+)
 where
     F: Fn(usize) -> (u16, HeaderMap) + Clone + Send + Sync + 'static,
 {
@@ -319,7 +327,10 @@ where
 }
 
 fn lines(lines: &[(&'static str, &[u8])]) -> HeaderMap {
-    lines.iter().map(|(name, value)| (http::HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap())).collect()
+    lines
+        .iter()
+        .map(|(name, value)| (http::HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap()))
+        .collect()
 }
 
 /// Polls `call` to its end by wakes alone; panics where it is polled more often than time can explain.
@@ -336,22 +347,72 @@ async fn polled_to_its_end<F: Future>(call: F, within: Duration, most: usize) ->
             continue;
         }
         assert!(begin.elapsed() <= within, "no end after {within:?} and {polls} polls");
-        let step = if begin.elapsed() < 2 * SECOND { MS } else { 250 * MS };
+        let step = match begin.elapsed().as_secs() {
+            0..1 => MS,
+            1..60 => 100 * MS,
+            _ => 5 * SECOND,
+        };
         tokio::time::sleep(step).await;
     }
 }
 
 const NUMBERS: &[&[u8]] = &[
-    b"", b" ", b"0", b"-1", b"-0", b"1e308", b"1e-308", b"-1e308", b"NaN", b"nan", b"inf", b"-inf", b"infinity",
-    b"99999999999999999999999999", b"1.5", b"0.0001", b"1,000", b"\xff\xfe", b"0x10", b"1e9", b"\x80",
-    b"18446744073709551616", b"+5", b"5 ", b"1_000", b".5", b"5.", b"true",
+    b"",
+    b" ",
+    b"0",
+    b"-1",
+    b"-0",
+    b"1e308",
+    b"1e-308",
+    b"-1e308",
+    b"NaN",
+    b"nan",
+    b"inf",
+    b"-inf",
+    b"infinity",
+    b"99999999999999999999999999",
+    b"1.5",
+    b"0.0001",
+    b"1,000",
+    b"\xff\xfe",
+    b"0x10",
+    b"1e9",
+    b"\x80",
+    b"18446744073709551616",
+    b"+5",
+    b"5 ",
+    b"1_000",
+    b".5",
+    b"5.",
+    b"true",
 ];
 
 const TIMES: &[&[u8]] = &[
-    b"", b"0", b"-1", b"1", b"1e400", b"NaN", b"0.0000001", b"18446744073709551615", b"18446744073709551616s",
-    b"Fri, 31 Dec 9999 23:59:59 GMT", b"Mon, 01 Jan 0001 00:00:00 GMT", b"0001-01-01T00:00:00Z", b"9999-12-31T23:59:59Z",
-    b"9999-12-31T23:59:59+23:59", b"1s1s1s", b"999999999h", b"1792567710", b"99999999999999", b"-5s", b"1ns", b"\xff",
-    b"Thu, 01 Jan 1970 00:00:00 GMT", b"2026-02-30T00:00:00Z", b"1e9", b"999999999",
+    b"",
+    b"0",
+    b"-1",
+    b"1",
+    b"1e400",
+    b"NaN",
+    b"0.0000001",
+    b"18446744073709551615",
+    b"18446744073709551616s",
+    b"Fri, 31 Dec 9999 23:59:59 GMT",
+    b"Mon, 01 Jan 0001 00:00:00 GMT",
+    b"0001-01-01T00:00:00Z",
+    b"9999-12-31T23:59:59Z",
+    b"9999-12-31T23:59:59+23:59",
+    b"1s1s1s",
+    b"999999999h",
+    b"1792567710",
+    b"99999999999999",
+    b"-5s",
+    b"1ns",
+    b"\xff",
+    b"Thu, 01 Jan 1970 00:00:00 GMT",
+    b"2026-02-30T00:00:00Z",
+    b"1e9",
+    b"999999999",
 ];
 
 #[tokio::test(start_paused = true)]
@@ -360,7 +421,11 @@ async fn no_number_in_a_quota_header_stalls_an_org() {
     for limit in NUMBERS {
         for remaining in NUMBERS {
             let (limit, remaining) = (limit.to_vec(), remaining.to_vec());
-            let why = format!("limit {:?}, remaining {:?}", String::from_utf8_lossy(&limit), String::from_utf8_lossy(&remaining));
+            let why = format!(
+                "limit {:?}, remaining {:?}",
+                String::from_utf8_lossy(&limit),
+                String::from_utf8_lossy(&remaining)
+            );
             let (service, orgs) = over(move |_| {
                 let headers = lines(&[
                     ("anthropic-ratelimit-requests-limit", &limit),
@@ -387,7 +452,9 @@ async fn no_number_in_a_quota_header_stalls_an_org() {
 #[tokio::test(start_paused = true)]
 async fn no_time_in_a_refusal_stalls_an_org_or_spins() {
     for status in [429, 503] {
-        for name in ["retry-after", "retry-after-ms", "x-ms-retry-after-ms", "date", "anthropic-ratelimit-requests-reset"] {
+        for name in
+            ["retry-after", "retry-after-ms", "x-ms-retry-after-ms", "date", "anthropic-ratelimit-requests-reset"]
+        {
             for time in TIMES {
                 let time = time.to_vec();
                 let why = format!("{status} {name}: {:?}", String::from_utf8_lossy(&time));
@@ -433,7 +500,11 @@ async fn headers_that_flip_with_every_answer_stall_nothing() {
                 "x-ratelimit-reset-tokens",
             ] {
                 for _ in 0..rng.usize(0..3) {
-                    let value = if rng.bool() { rng.u32(60..6_000).to_string().into_bytes() } else { NUMBERS[rng.usize(..NUMBERS.len())].to_vec() };
+                    let value = if rng.bool() {
+                        rng.u32(60..6_000).to_string().into_bytes()
+                    } else {
+                        NUMBERS[rng.usize(..NUMBERS.len())].to_vec()
+                    };
                     headers.append(name, HeaderValue::from_bytes(&value).unwrap());
                 }
             }
@@ -470,7 +541,9 @@ async fn headers_of_a_hundred_kilobytes_are_read_in_no_time() {
 
 #[test]
 fn a_wait_under_no_ceiling_overflows_no_clock() {
-    for value in ["1e8", "999999999", "18446744073709551615", "9999-12-31T23:59:59Z", "999999999999h", "3000000000000000h"] {
+    for value in
+        ["1e8", "999999999", "18446744073709551615", "9999-12-31T23:59:59Z", "999999999999h", "3000000000000000h"]
+    {
         let mut headers = HeaderMap::new();
         headers.insert("retry-after", value.parse().unwrap());
         for status in [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE] {
@@ -515,7 +588,9 @@ async fn when_the_last_org_dies_all_who_wait_are_told_though_the_oldest_do_not_c
 #[tokio::test(start_paused = true)]
 async fn three_hundred_in_line_survive_an_org_that_answers_401() {
     for order in 0..6 {
-        let names = [["a", "b", "c"], ["a", "c", "b"], ["b", "a", "c"], ["b", "c", "a"], ["c", "a", "b"], ["c", "b", "a"]][order];
+        let names =
+            [["a", "b", "c"], ["a", "c", "b"], ["b", "a", "c"], ["b", "c", "a"], ["c", "a", "b"], ["c", "b", "a"]]
+                [order];
         let dead = Change { unauthorised: Some(true.into()), ..Change::default() };
         let mut config = Config::new(sim::Dialect::Anthropic).seed(order as u64);
         for (i, name) in names.iter().enumerate() {
@@ -643,7 +718,7 @@ fn calls_one_after_another(headers: HeaderMap, calls: usize) -> usize {
 
 #[test]
 fn calls_one_after_another_leave_nothing_in_memory() {
-    let calls = std::env::var("ATTACK_CALLS").ok().and_then(|n| n.parse().ok()).unwrap_or(100_000);
+    let calls = std::env::var("ATTACK_CALLS").ok().and_then(|n| n.parse().ok()).unwrap_or(40_000);
     let said = lines(&[
         ("anthropic-ratelimit-requests-limit", b"6000000000"),
         ("anthropic-ratelimit-requests-remaining", b"60000000"),
@@ -762,11 +837,17 @@ async fn an_estimate_that_makes_no_sense_spoils_no_quota() {
         let plain = layer.estimate(Says(10.0)).layer(client);
         for n in 0..4 {
             plain.clone().oneshot(ask(n)).await.unwrap();
-            tokio::time::timeout(60 * SECOND, odd.clone().oneshot(ask(n))).await.expect("goes when the bucket is full").unwrap();
+            tokio::time::timeout(60 * SECOND, odd.clone().oneshot(ask(n)))
+                .await
+                .expect("goes when the bucket is full")
+                .unwrap();
         }
         let begin = Instant::now();
         for n in 0..4 {
-            tokio::time::timeout(60 * SECOND, plain.clone().oneshot(ask(n))).await.expect("the quota is not spoilt").unwrap();
+            tokio::time::timeout(60 * SECOND, plain.clone().oneshot(ask(n)))
+                .await
+                .expect("the quota is not spoilt")
+                .unwrap();
         }
         println!("{estimate}: {:?}", begin.elapsed());
         // A bucket of a thousand that refills a thousand a second.
@@ -844,7 +925,14 @@ async fn random_run(seed: u64) -> Run {
         let name = format!("org{i}");
         let per_minute = (typical * between(&mut rng, 0.3, 3.0)).clamp(3.0, 100_000.0).round();
         let latency = Latency::new(between(&mut rng, 5.0, 800.0), rng.f64() * 0.5);
-        let forms = [RetryAfter::Seconds, RetryAfter::Fraction, RetryAfter::Ms, RetryAfter::HttpDate, RetryAfter::None, RetryAfter::Zero];
+        let forms = [
+            RetryAfter::Seconds,
+            RetryAfter::Fraction,
+            RetryAfter::Ms,
+            RetryAfter::HttpDate,
+            RetryAfter::None,
+            RetryAfter::Zero,
+        ];
         let mut org = OrgConfig::new(name.clone(), key(&name))
             .requests_per_minute(per_minute)
             .latency(latency)
@@ -870,7 +958,10 @@ async fn random_run(seed: u64) -> Run {
                 changes.push(format!("{changed}@{at:.0}s"));
             }
         }
-        what += &format!(" [{per_minute}/min cap {capacity} {:.0} ms σ{:.1} {:?} {changes:?}]", latency.p50_ms, latency.sigma, org.retry_after);
+        what += &format!(
+            " [{per_minute}/min cap {capacity} {:.0} ms σ{:.1} {:?} {changes:?}]",
+            latency.p50_ms, latency.sigma, org.retry_after
+        );
         names.push(name);
         config = config.org(org);
     }
@@ -881,9 +972,17 @@ async fn random_run(seed: u64) -> Run {
     }
     let fluid = config.fluid_limit(n).unwrap();
     // Nobody is faster than the last call's own latency.
-    let slowest = config.orgs.iter().filter_map(|org| org.latency).map(|l| l.mean().mul_f64((2.0 * l.sigma).exp())).max().unwrap();
+    let slowest = config
+        .orgs
+        .iter()
+        .filter_map(|org| org.latency)
+        .map(|l| l.mean().mul_f64((2.0 * l.sigma).exp()))
+        .max()
+        .unwrap();
     let speaks = if dialect == sim::Dialect::OpenAi { Dialect::OpenAi } else { Dialect::Anthropic };
-    let pool = Orgs::new(names.iter().map(|name| Org::new(name).credential(Credential::new(&key(name))).dialect(speaks))).unwrap();
+    let pool =
+        Orgs::new(names.iter().map(|name| Org::new(name).credential(Credential::new(&key(name))).dialect(speaks)))
+            .unwrap();
     let settings = Settings::builder().caps(Caps::default().family("any", 1_500).unwrap()).build().unwrap();
     let stack = Stack::new(pool.clone()).limit(settings);
     let sim = Sim::new(config).unwrap();
@@ -893,7 +992,9 @@ async fn random_run(seed: u64) -> Run {
     let mut last = Instant::now();
     loop {
         let next = tokio::time::timeout(900 * SECOND, drive.next()).await;
-        let next = next.unwrap_or_else(|_| panic!("{what}: stalled after {:?}, {:?}", last - begin, pool.iter().map(Org::snapshot).collect::<Vec<_>>()));
+        let next = next.unwrap_or_else(|_| {
+            panic!("{what}: stalled after {:?}, {:?}", last - begin, pool.iter().map(Org::snapshot).collect::<Vec<_>>())
+        });
         let Some((_, result)) = next else { break };
         assert_eq!(result.unwrap_or_else(|error| panic!("{what}: {error}")).status(), 200);
         last = Instant::now();
@@ -913,7 +1014,8 @@ fn random_quotas_are_kept_busy_and_not_crossed() {
     let from = std::env::var("ATTACK_FROM").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
     let mut runs: Vec<_> = (from..from + seeds)
         .map(|seed| {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
             let run = runtime.block_on(random_run(seed));
             if std::env::var("ATTACK_VERBOSE").is_ok() {
                 println!("{:.3} {}", run.ratio, run.what);
@@ -923,7 +1025,15 @@ fn random_quotas_are_kept_busy_and_not_crossed() {
         .collect();
     runs.sort_by(|a, b| a.ratio.total_cmp(&b.ratio));
     let at = |part: f64| runs[((runs.len() - 1) as f64 * part) as usize].ratio;
-    println!("time / fluid: min {:.3} median {:.3} p90 {:.3} p99 {:.3} max {:.3}", at(0.0), at(0.5), at(0.9), at(0.99), at(1.0));
+    println!(
+        "time / fluid: min {:.3} median {:.3} p90 {:.3} p99 {:.3} max {:.3}",
+        at(0.0),
+        at(0.5),
+        at(0.9),
+        at(0.99),
+        at(1.0)
+    );
+    let median = at(0.5);
     println!("beyond 1.10: {} of {}", runs.iter().filter(|run| run.ratio > 1.10).count(), runs.len());
     let (calls, refused) = runs.iter().fold((0, 0), |sum, run| (sum.0 + run.calls, sum.1 + run.refused));
     println!("429s: {refused} of {calls}");
@@ -935,6 +1045,9 @@ fn random_quotas_are_kept_busy_and_not_crossed() {
         println!("refused {:.2} %: {}", 100.0 * run.refused as f64 / run.calls as f64, run.what);
     }
     println!("beyond 1 %: {} of {}", runs.iter().filter(|run| run.refused * 100 > run.calls).count(), runs.len());
+    // Few of these buckets are so small that they refill in a tick of the clock.
+    assert!(median < 1.10, "{median}");
+    assert!(refused * 100 <= calls, "{refused} of {calls}");
 }
 
 // ---------------------------------------------------------------- 3. clocks
@@ -996,7 +1109,13 @@ async fn an_answer_that_comes_long_after_its_hold_is_an_answer() {
 // ---------------------------------------------------------------- 5. executors
 
 /// A service whose calls end when they are polled after a millisecond.
-fn quick(orgs: &Orgs, cap: usize, wait: Duration) -> Stacked<impl Service<Request<Body>, Response = Response<Body>, Error = http::Error, Future: Send> + Clone + Send + 'static> {
+fn quick(
+    orgs: &Orgs,
+    cap: usize,
+    wait: Duration,
+) -> Stacked<
+    impl Service<Request<Body>, Response = Response<Body>, Error = http::Error, Future: Send> + Clone + Send + 'static,
+> {
     let settings = Settings::builder().start(1.0).caps(Caps::default().family("any", cap).unwrap()).build().unwrap();
     let client = service_fn(move |_: Request<Body>| async move {
         tokio::time::sleep(wait).await;
@@ -1016,7 +1135,8 @@ async fn thousands_joined_in_one_task_are_all_served() {
     println!("3,000 calls over ten slots of two milliseconds: {:?}", begin.elapsed());
     assert!(begin.elapsed() < 2 * SECOND);
     at_rest(&orgs, "join_all");
-    let mut set: futures_util::stream::FuturesUnordered<_> = (0..3_000).map(|n| service.clone().oneshot(ask(n))).collect();
+    let mut set: futures_util::stream::FuturesUnordered<_> =
+        (0..3_000).map(|n| service.clone().oneshot(ask(n))).collect();
     let mut served = 0;
     while let Some(answer) = futures_util::StreamExt::next(&mut set).await {
         answer.unwrap();
@@ -1233,7 +1353,8 @@ async fn a_driver_of_one_survives_whatever_is_done_to_it() {
     let service = quick(&orgs, 1, 5 * MS);
     let items = |n| (0..n).map(|item| (item, ask(item)));
 
-    let mut past = Drive::iter(service.clone(), items(5), 1).unwrap().deadline(Instant::now().checked_sub(SECOND).unwrap());
+    let mut past =
+        Drive::iter(service.clone(), items(5), 1).unwrap().deadline(Instant::now().checked_sub(SECOND).unwrap());
     let mut seen = Vec::new();
     while let Some((id, result)) = past.next().await {
         assert!(matches!(result, Err(DriveError::Deadline)));
@@ -1319,13 +1440,18 @@ async fn no_key_is_ever_said() {
                 let org = Org::new("a").credential(Credential::new(KEY)).dialect(dialect);
                 let orgs = Orgs::new([org.clone()]).unwrap();
                 let client = service_fn(move |request: Request<Body>| {
-                    let auth = request.headers().iter().map(|(name, value)| format!("{name}: {value:?}\n")).collect::<String>();
+                    let auth = request
+                        .headers()
+                        .iter()
+                        .map(|(name, value)| format!("{name}: {value:?}\n"))
+                        .collect::<String>();
                     assert!(!auth.contains(KEY), "the header is marked: {auth}");
                     async move {
                         if broken {
                             return Err(std::io::Error::other("connection reset"));
                         }
-                        let body = format!("{{\"error\":{{\"message\":\"Incorrect API key provided: {KEY}. Retry in 2s\"}}}}");
+                        let body =
+                            format!("{{\"error\":{{\"message\":\"Incorrect API key provided: {KEY}. Retry in 2s\"}}}}");
                         let response = Response::builder().status(status).header("content-length", body.len());
                         Ok(response.body(Full::new(Bytes::from(body))).unwrap())
                     }
@@ -1396,9 +1522,13 @@ async fn what_is_handed_back_is_what_came_and_every_copy_is_gone() {
                 Response::builder().status(status).header("retry-after", "1").body(Body::default())
             }
         });
-        let retry = RateLimitRetryLayer::builder().max_attempts(attempts).max_calls(4).patience(50 * SECOND).build().unwrap();
+        let retry =
+            RateLimitRetryLayer::builder().max_attempts(attempts).max_calls(4).patience(50 * SECOND).build().unwrap();
         let service = Stack::new(pool(&["a"])).retry(retry).build(client).unwrap();
-        let mut request = Request::put("/v1/x?y=z").version(http::Version::HTTP_10).body(Full::new(Bytes::from_static(b"\x00\xffbody"))).unwrap();
+        let mut request = Request::put("/v1/x?y=z")
+            .version(http::Version::HTTP_10)
+            .body(Full::new(Bytes::from_static(b"\x00\xffbody")))
+            .unwrap();
         request.headers_mut().append("x-a", HeaderValue::from_bytes(b"\xfa\xfb").unwrap());
         request.headers_mut().append("x-a", HeaderValue::from_static("2"));
         request.headers_mut().insert("host", HeaderValue::from_static("mine"));
@@ -1448,7 +1578,8 @@ async fn token_run(seed: u64, capacity_s: f64, parts: [f64; 2], requests: Option
         org = org.requests_per_minute(requests);
     }
     let config = Config::new(sim::Dialect::Anthropic).seed(seed).org(org);
-    let sizes: Vec<usize> = (0..60).map(|_| (4.0 * capacity * (parts[0] + (parts[1] - parts[0]) * rng.f64())) as usize).collect();
+    let sizes: Vec<usize> =
+        (0..60).map(|_| (4.0 * capacity * (parts[0] + (parts[1] - parts[0]) * rng.f64())) as usize).collect();
     let mean = sizes.iter().map(|bytes| bytes.div_ceil(4) as f64).sum::<f64>() / sizes.len() as f64;
     let cost = sim::Cost { input_tokens: mean, output_tokens: 0.0 };
     let fluid = config.fluid_limit_for(sizes.len() as u64, cost).unwrap();
@@ -1456,14 +1587,20 @@ async fn token_run(seed: u64, capacity_s: f64, parts: [f64; 2], requests: Option
     let orgs = pool(&["a"]);
     let service = Stack::new(orgs.clone()).build(sim.service()).unwrap();
     let begin = Instant::now();
-    let mut drive = Drive::iter(service, sizes.into_iter().enumerate().map(|(item, bytes)| (item, sized(item, bytes))), 80).unwrap();
+    let mut drive =
+        Drive::iter(service, sizes.into_iter().enumerate().map(|(item, bytes)| (item, sized(item, bytes))), 80)
+            .unwrap();
     while let Some((_, result)) = drive.next().await {
         assert_eq!(result.unwrap().status(), 200);
     }
     let truth = sim.truth();
     assert_eq!((truth.answered_once, truth.answered_more), (60, 0));
     let ratio = begin.elapsed().as_secs_f64() / (fluid.as_secs_f64() + 1.0);
-    let what = format!("capacity {capacity_s} s, parts {parts:?}, fluid {fluid:?}, took {:?}, 429s {}", begin.elapsed(), truth.throttled_429());
+    let what = format!(
+        "capacity {capacity_s} s, parts {parts:?}, fluid {fluid:?}, took {:?}, 429s {}",
+        begin.elapsed(),
+        truth.throttled_429()
+    );
     (ratio, truth.throttled_429(), what)
 }
 
@@ -1487,7 +1624,9 @@ async fn a_few_large_calls_keep_a_token_quota_busy() {
 
 #[tokio::test(start_paused = true)]
 async fn a_bucket_of_one_request_is_used_as_it_refills() {
-    for (per_minute, capacity) in [(9.0, 1.0), (5.0, 1.0), (60.0, 1.0), (60.0, 2.0), (60.0, 3.0), (1_900.0, 1.0), (1_900.0, 3.0)] {
+    for (per_minute, capacity) in
+        [(9.0, 1.0), (5.0, 1.0), (60.0, 1.0), (60.0, 2.0), (60.0, 3.0), (1_900.0, 1.0), (1_900.0, 3.0)]
+    {
         let org = OrgConfig::new("a", key("a"))
             .requests_per_minute(per_minute)
             .requests_capacity(capacity)
@@ -1506,5 +1645,7 @@ async fn a_bucket_of_one_request_is_used_as_it_refills() {
         let arrivals = &sim.truth().orgs[0].arrivals;
         let gaps: Vec<_> = arrivals.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).take(12).collect();
         println!("{per_minute}/min, {capacity}: {ratio:.3}, 429s {}, {gaps:.2?}", sim.truth().throttled_429());
+        assert!(ratio < 1.45, "{per_minute}/min, {capacity}: {ratio}");
+        assert_eq!(sim.truth().throttled_429(), 0);
     }
 }
