@@ -1469,7 +1469,7 @@ async fn no_key_is_ever_said() {
                     Ok(response) => {
                         if status != 200 {
                             let body = response.body().get_ref().bytes().unwrap().clone();
-                            text += &String::from_utf8(body.to_vec()).unwrap();
+                            text += &String::from_utf8_lossy(&body);
                         }
                         text += &format!("{response:?}");
                     }

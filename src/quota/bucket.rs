@@ -70,8 +70,6 @@ pub(crate) struct Said {
     pub(crate) sent: Instant,
     /// What the call itself cost, as far as is known for sure; 0 if it was refused.
     pub(crate) own: f64,
-    /// The cost of all calls that this answer says nothing certain about.
-    pub(crate) uncounted: f64,
     /// All that was ever sent and not refused, up to and including this call.
     pub(crate) spent: f64,
 }
@@ -216,8 +214,14 @@ impl Bucket {
         self.next = from + gap;
     }
 
-    /// Learns from an answer.
-    pub(crate) fn learn(&mut self, said: Said, guard: Duration, now: Instant) {
+    /// Learns from an answer. `uncounted`: when each call was sent, oldest first, that it says nothing certain about, and its cost.
+    pub(crate) fn learn(
+        &mut self,
+        said: Said,
+        uncounted: impl Iterator<Item = (Instant, f64)>,
+        guard: Duration,
+        now: Instant,
+    ) {
         if let Some(per_minute) = said.per_minute.filter(|limit| *limit > 0.0) {
             self.announce(per_minute / 60.0, now);
         }
@@ -235,8 +239,15 @@ impl Bucket {
         self.touched = now;
         self.observe(remaining, &said);
         // It came back since the call arrived, which was no earlier than it was sent.
-        let since = now.saturating_duration_since(said.sent + guard).as_secs_f64();
-        self.level = (remaining + self.refill * since - said.uncounted).min(capacity) - self.pending;
+        // From call to call, since what overflows between two of them is gone.
+        let (mut level, mut at) = (remaining, said.sent + guard);
+        for (sent, cost) in uncounted {
+            let dt = sent.saturating_duration_since(at);
+            level = (level + self.refill * dt.as_secs_f64()).min(capacity) - cost;
+            at = at.max(sent);
+        }
+        let dt = now.saturating_duration_since(at);
+        self.level = (level + self.refill * dt.as_secs_f64()).min(capacity) - self.pending;
         self.at = now;
         // The pace is set by what is left: one that was set too slow, knowing less, is set anew.
         let mark = self.mark();

@@ -152,14 +152,6 @@ impl Quota {
         // Arrivals over many connections are permuted: what was sent just before may have come in after.
         let sure = sent.checked_sub(self.guard).unwrap_or(sent);
         let from = self.ledger.partition_point(|entry| entry.sent <= sure);
-        let mut uncounted = PerResource::default();
-        for (i, entry) in self.ledger.range(from..).enumerate() {
-            if from + i != position {
-                for (sum, cost) in uncounted.iter_mut().zip(&entry.cost) {
-                    *sum += cost;
-                }
-            }
-        }
         for resource in Resource::ALL {
             let Some(reading) = readings.get(resource) else { continue };
             let i = resource.index();
@@ -170,14 +162,11 @@ impl Quota {
                 _ => remaining,
             });
             self.buckets[i].learn(
-                Said {
-                    per_minute: reading.limit,
-                    remaining,
-                    sent,
-                    own: own[i],
-                    uncounted: uncounted[i],
-                    spent: spent[i],
-                },
+                Said { per_minute: reading.limit, remaining, sent, own: own[i], spent: spent[i] },
+                self.ledger
+                    .range(from..)
+                    .enumerate()
+                    .filter_map(|(at, entry)| (from + at != position).then_some((entry.sent, entry.cost[i]))),
                 self.guard,
                 now,
             );
