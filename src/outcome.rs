@@ -4,6 +4,8 @@
 //! ready-made stack the judge says it and leaves it in the answer's extensions as a [`Stamp`]. A layer that stands alone
 //! in a foreign stack asks a [`Classify`] instead; [`ByStatus`] is the preset for HTTP.
 //!
+//! Every `Instant` in this crate is a `tokio::time::Instant`, so that a paused clock drives tests.
+//!
 //! ```
 //! use tower_quota::outcome::{Class, Purse};
 //!

@@ -31,7 +31,45 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Each layer stands alone too: compose your own stack with a `ServiceBuilder` where this one does not fit.
+//! # A stack of your own
+//!
+//! Each layer stands alone too. Compose your own where this one does not fit; what can be wrong with an org is asked before,
+//! since the function that makes members cannot fail:
+//!
+//! ```
+//! # use http::{Request, Response}; use http_body_util::Full; use bytes::Bytes;
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let client = tower::service_fn(async |_: Request<Full<Bytes>>| Ok::<_, std::io::Error>(Response::new(Full::new(Bytes::from("hi")))));
+//! # let orgs = tower_quota::org::Orgs::new([tower_quota::org::Org::new("research")])?;
+//! use tower::{Layer, Service, ServiceBuilder, ServiceExt};
+//! use tower_quota::{
+//!     aimd::AimdLimitLayer, auth::OrgAuthLayer, balance::OrgBalanceLayer, judge::JudgeLayer, org::Org, outcome::Stamped,
+//!     quota::QuotaHeaderLayer, retry::RateLimitRetryLayer,
+//! };
+//!
+//! for org in &orgs {
+//!     OrgAuthLayer::new(org)?;
+//! }
+//! let member = |org: &Org, client| {
+//!     let auth = OrgAuthLayer::new(org).expect("every org was checked above");
+//!     ServiceBuilder::new()
+//!         .layer(AimdLimitLayer::new(org).classify(Stamped))
+//!         .layer(QuotaHeaderLayer::new(org))
+//!         .layer(JudgeLayer::new().scrub(org))
+//!         .layer(auth)
+//!         .service(client)
+//! };
+//! let mut service = ServiceBuilder::new()
+//!     .layer(RateLimitRetryLayer::builder().max_attempts(3).build()?)
+//!     .layer(OrgBalanceLayer::new(orgs, member))
+//!     .service(client);
+//! # let request = Request::post("/v1/messages").body(Full::new(Bytes::from("{}")))?;
+//! let answer = service.ready().await?.call(request).await?;
+//! # assert!(answer.status().is_success());
+//! # Ok(()) }
+//! ```
+//!
+//! A layer that boxes errors, such as tower's timeout, goes below the judge or above the retry.
 
 use std::{collections::HashMap, fmt, time::Duration};
 

@@ -237,8 +237,8 @@ async fn a_call_dropped_after_any_step_of_time_leaves_all_at_rest() {
             let (mut k, mut step) = (0, 1);
             while cancelled_at(fault, k, true, queued).await {
                 k += step;
-                if k > 100 {
-                    step = 97;
+                if k > 60 {
+                    step = 331;
                 }
             }
         }
@@ -347,7 +347,11 @@ async fn polled_to_its_end<F: Future>(call: F, within: Duration, most: usize) ->
             continue;
         }
         assert!(begin.elapsed() <= within, "no end after {within:?} and {polls} polls");
-        let step = if begin.elapsed() < 2 * SECOND { MS } else { 250 * MS };
+        let step = match begin.elapsed().as_secs() {
+            0..1 => MS,
+            1..60 => 100 * MS,
+            _ => 5 * SECOND,
+        };
         tokio::time::sleep(step).await;
     }
 }
@@ -714,7 +718,7 @@ fn calls_one_after_another(headers: HeaderMap, calls: usize) -> usize {
 
 #[test]
 fn calls_one_after_another_leave_nothing_in_memory() {
-    let calls = std::env::var("ATTACK_CALLS").ok().and_then(|n| n.parse().ok()).unwrap_or(100_000);
+    let calls = std::env::var("ATTACK_CALLS").ok().and_then(|n| n.parse().ok()).unwrap_or(40_000);
     let said = lines(&[
         ("anthropic-ratelimit-requests-limit", b"6000000000"),
         ("anthropic-ratelimit-requests-remaining", b"60000000"),
@@ -1029,6 +1033,7 @@ fn random_quotas_are_kept_busy_and_not_crossed() {
         at(0.99),
         at(1.0)
     );
+    let median = at(0.5);
     println!("beyond 1.10: {} of {}", runs.iter().filter(|run| run.ratio > 1.10).count(), runs.len());
     let (calls, refused) = runs.iter().fold((0, 0), |sum, run| (sum.0 + run.calls, sum.1 + run.refused));
     println!("429s: {refused} of {calls}");
@@ -1040,6 +1045,9 @@ fn random_quotas_are_kept_busy_and_not_crossed() {
         println!("refused {:.2} %: {}", 100.0 * run.refused as f64 / run.calls as f64, run.what);
     }
     println!("beyond 1 %: {} of {}", runs.iter().filter(|run| run.refused * 100 > run.calls).count(), runs.len());
+    // Few of these buckets are so small that they refill in a tick of the clock.
+    assert!(median < 1.10, "{median}");
+    assert!(refused * 100 <= calls, "{refused} of {calls}");
 }
 
 // ---------------------------------------------------------------- 3. clocks
@@ -1461,7 +1469,7 @@ async fn no_key_is_ever_said() {
                     Ok(response) => {
                         if status != 200 {
                             let body = response.body().get_ref().bytes().unwrap().clone();
-                            text += &String::from_utf8(body.to_vec()).unwrap();
+                            text += &String::from_utf8_lossy(&body);
                         }
                         text += &format!("{response:?}");
                     }
@@ -1637,5 +1645,7 @@ async fn a_bucket_of_one_request_is_used_as_it_refills() {
         let arrivals = &sim.truth().orgs[0].arrivals;
         let gaps: Vec<_> = arrivals.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).take(12).collect();
         println!("{per_minute}/min, {capacity}: {ratio:.3}, 429s {}, {gaps:.2?}", sim.truth().throttled_429());
+        assert!(ratio < 1.45, "{per_minute}/min, {capacity}: {ratio}");
+        assert_eq!(sim.truth().throttled_429(), 0);
     }
 }

@@ -26,7 +26,8 @@ pub(crate) struct Args {
 
     /// Where answers go, one a line in the order they come; `-` is standard output, the default with --input.
     ///
-    /// A file that is there already is kept under the same name with `.old` added.
+    /// A file that is there already is kept under the same name with `.old` added, or `.old.2` and so on where that is taken.
+    /// Without --input it gets the demonstration's answers.
     #[arg(long, value_name = "FILE|-")]
     pub(crate) output: Option<PathBuf>,
 

@@ -130,17 +130,30 @@ pub(crate) struct Written {
     pub(crate) result: io::Result<()>,
 }
 
+/// The first of `NAME.old`, `NAME.old.2`, … that does not exist.
+fn unused_beside(path: &Path) -> std::path::PathBuf {
+    let named = |suffix: &str| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(suffix);
+        std::path::PathBuf::from(name)
+    };
+    let first = named(".old");
+    if !first.exists() {
+        return first;
+    }
+    (2u32..).map(|n| named(&format!(".old.{n}"))).find(|name| !name.exists()).unwrap_or(first)
+}
+
 impl Output {
-    /// Opens the output and starts its thread; no path throws the lines away. An older file is kept as `NAME.old`.
+    /// Opens the output and starts its thread; no path throws the lines away. An older file is kept as
+    /// `NAME.old`, or `NAME.old.2` and so on where that is taken: no answers of an earlier run are written over.
     pub(crate) fn open(path: Option<&Path>) -> io::Result<Self> {
         let sink: Box<dyn Write + Send> = match path {
             None => Box::new(io::sink()),
             Some(path) if is_standard(path) => Box::new(io::stdout()),
             Some(path) => {
                 if std::fs::metadata(path).is_ok_and(|old| old.is_file() && old.len() > 0) {
-                    let mut kept = path.as_os_str().to_owned();
-                    kept.push(".old");
-                    std::fs::rename(path, kept)?;
+                    std::fs::rename(path, unused_beside(path))?;
                 }
                 Box::new(File::create(path)?)
             }

@@ -48,6 +48,32 @@
 //! assert!(org.is_held(), "the org is held for thirty seconds: `client` is not ready");
 //! # Ok(()) }
 //! ```
+//!
+//! Above a judge, classify by its stamp, so that errors keep their class: `.classify(Stamped)`. Around something that is not
+//! HTTP, say what a result means with a closure (its types written out) or a type of your own, and give the slot back at the
+//! head, since there is no body: without `.release_at_head()` the service has no `Service` implementation.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+//! use tower_quota::{aimd::AimdLimitLayer, org::Org, outcome::{Class, Outcome}};
+//!
+//! #[derive(Debug)]
+//! struct Busy;
+//!
+//! let org = Org::new("database").cap(8);
+//! let limit = AimdLimitLayer::new(&org)
+//!     .classify(|result: Result<&u64, &Busy>| Outcome::of(if result.is_ok() { Class::Ok } else { Class::Throttled }))
+//!     .release_at_head();
+//! let mut queries = ServiceBuilder::new().layer(limit).service(service_fn(async |n: u64| if n < 3 { Ok(n) } else { Err(Busy) }));
+//!
+//! for n in 0..3 {
+//!     assert_eq!(queries.ready().await.map_err(|_| "busy")?.call(n).await.map_err(|_| "busy")?, n);
+//! }
+//! assert!(queries.ready().await.map_err(|_| "busy")?.call(3).await.is_err());
+//! assert_eq!(org.snapshot().limit.ok_or("no limit")?.throttled, 1);
+//! # Ok(()) }
+//! ```
 
 mod future;
 mod law;

@@ -70,7 +70,8 @@ impl Permit {
         let (moved, limit) = self.gate.update(|slots, now| {
             slots.law.quota_told(slots.org.quota_told());
             let moved = slots.law.answered(self.admitted, outcome, slots.in_flight, now);
-            if moved {
+            // The count of refusals is on the board too, also of those that moved nothing.
+            if moved || outcome.class.implies().cuts {
                 slots.org.write_limit(slots.law.cell(), slots.law.hold(), slots.law.changes());
             }
             (moved, slots.law.limit())

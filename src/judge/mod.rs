@@ -6,6 +6,10 @@
 //! in the body. A body that breaks off is found out while the call can still be retried. And an error body that is read to its
 //! end leaves its connection reusable, where an unread one closes it: under a burst of 429s that is a storm of reconnects.
 //!
+//! **Timeouts:** a timeout layer of another crate below the judge sees only the head of an answer; a slow body is bounded only
+//! by [`JudgeLayer::timeout`], which counts from the call to the end of what is gathered. Set one: a call that hangs keeps
+//! its slot.
+//!
 //! ```
 //! use bytes::Bytes;
 //! use http::{Request, Response};

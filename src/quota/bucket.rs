@@ -23,8 +23,6 @@ const SHARED_BELOW: f64 = 0.9;
 /// The refill is observed over at least so long, and over so many calls' worth: less is noise.
 const OBSERVED_SPAN: Duration = Duration::from_secs(1);
 const OBSERVED_CALLS: f64 = 60.0;
-/// ... and only where the bucket holds so many calls.
-const OBSERVED_LEAST: f64 = 10.0;
 /// A pace may catch up so much lateness: timers ring up to a millisecond late, and tasks later still.
 const SLACK: Duration = Duration::from_millis(4);
 
@@ -315,9 +313,11 @@ impl Bucket {
     /// Watches what comes back against what we spend.
     fn observe(&mut self, remaining: f64, said: &Said) {
         let Some(announced) = self.announced else { return };
-        if remaining + said.own >= 0.9 * self.capacity || self.capacity < OBSERVED_LEAST * said.own {
-            // Nearly full when the call came, or so small that it is full between two calls: what overflows is not seen. To take
-            // it for somebody else's would make us slower, and so more overflow.
+        // What the bucket held before the call, rounded down by one unit: of a bucket of two requests one is half.
+        let held = (remaining + said.own - 1.0).max(remaining);
+        if held >= 0.9 * self.capacity || self.capacity < 2.0 * said.own {
+            // Nearly full, or too small to tell: what overflows is not seen, and nobody spends much. To take it for somebody
+            // else's would make us slower, and so more overflow.
             self.refill = announced;
             self.shared = false;
             self.window = None;

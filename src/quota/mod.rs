@@ -1,4 +1,4 @@
-//! Paces calls to an org by what its answers say remains: the whole refill is spent, and the 429 does not come.
+//! Paces calls to an org by what its answers say remains: the whole refill is spent, and a 429 is rare.
 //!
 //! **Where it stands:** around the judge and the client, *inside* the limiter (which readies this layer first and takes its
 //! slot last), one for each org and model family. It reads headers on every answer, refusals too, and needs no judge; where
