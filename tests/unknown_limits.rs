@@ -202,12 +202,16 @@ async fn a_halved_limit_costs_two_cuts() {
         assert!(run.ratio <= 1.08, "{}", run.ratio);
     }
     let change = Change { quota_factor: Some(0.5), ..Change::default() };
-    // With a hint only: without one it still happens that the pace is given up as futile (see docs/architecture.md).
-    for retry_after in [RetryAfter::Seconds] {
-        let config = config(retry_after, 1, |org| org.requests_per_minute(600.0).at(40.0, change.clone()));
+    for (retry_after, seed) in
+        [RetryAfter::None, RetryAfter::Seconds].into_iter().flat_map(|r| (1..=8).map(move |s| (r, s)))
+    {
+        fastrand::seed(seed);
+        let config = config(retry_after, 1, |org| org.requests_per_minute(600.0).at(40.0, change.clone())).seed(seed);
         let start = Instant::now();
         let run = run(config, 600, 300).await;
         show(&format!("10 a second, 5 after 40 s, {retry_after:?}"), &run, 40.0);
+        let refused = run.window(40.0, run.wall).1;
+        assert!(refused <= 0.06, "{refused}");
         let cuts = halved(&run.orgs, start, 40.0, 10.0, true);
         // The first may be a probe's own, just before it would have fallen to the new rate.
         let needed = 1 + cuts.iter().position(|cut| cut.to <= 5.5).unwrap();

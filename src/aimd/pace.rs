@@ -85,6 +85,13 @@ impl Meter {
 /// So many refusals at a pace that was measured and has not grown since are explained: by a measure that was not exact, by a
 /// rate that has dropped, by a start that came too early.
 const FUTILE: u32 = 2;
+/// Fewer calls accepted between two refusals do not tell a rate that was halved from one that is not the matter.
+const TELLS: f64 = 4.0;
+
+/// So many accepted between two refusals are well enough.
+const FINE: f64 = 32.0;
+/// Refused still at a pace so many times slower than one that was clean: rates do not drop like that.
+const COLLAPSE: f64 = 8.0;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Pace {
@@ -105,6 +112,8 @@ pub(crate) struct Pace {
     proven: f64,
     /// Refusals without any growth in between that came although the pace was all but kept.
     futile: u32,
+    /// The fastest that stayed clean for a window since refusals were last few.
+    best: f64,
 }
 
 impl Pace {
@@ -121,6 +130,7 @@ impl Pace {
             bound: 0.0,
             proven: 0.0,
             futile: 0,
+            best: 0.0,
         };
         // Of an infinite rate every measure is below.
         let _ = pace.refused(meter, now);
@@ -169,6 +179,7 @@ impl Pace {
             self.proven = self.rate;
         }
         self.futile = 0;
+        self.best = self.best.max(self.rate);
         self.rate *= 1.0 + self.step;
         self.step = (self.step * if self.doubtful { 0.5 } else { 2.0 }).clamp(STEP, STEP_MAX);
         self.doubtful &= self.step > STEP;
@@ -180,11 +191,15 @@ impl Pace {
     /// measured exactly by the refusal before, and a pace just below it is never refused again before it has grown.
     #[must_use]
     pub(crate) fn refused(&mut self, meter: &Meter, now: Instant) -> bool {
-        if meter.turns(now) > 0.9 * self.rate {
+        let accepted = meter.accepted();
+        if accepted >= FINE {
+            self.best = 0.0;
+            self.futile = 0;
+        } else if accepted >= TELLS && meter.turns(now) > 0.9 * self.rate {
             self.futile += 1;
-            if self.futile > FUTILE {
-                return false;
-            }
+        }
+        if self.futile > FUTILE || accepted >= 1.0 && self.rate < self.best / COLLAPSE {
+            return false;
         }
         // Where the bucket ran over meanwhile the measure is too low, but then a clean window has shown better.
         let measured = meter.rate(now);
