@@ -775,4 +775,5 @@ twins! {
     scenario_throttled_bare: "throttled-10s-bare.toml",
     scenario_throttled_hinted: "throttled-10s-hinted.toml",
     scenario_unlimited: "unlimited.toml",
+    scenario_unlimited_1ms: "unlimited-1ms.toml",
 }

@@ -65,6 +65,17 @@ fn requests(task: &ClientTask) -> impl Iterator<Item = (u64, Request<Full<Bytes>
     })
 }
 
+/// Keeps as many idle connections as calls can be in flight: a connection more is opened now and then when none is idle at that
+/// instant, and need not stay.
+fn http_client(task: &ClientTask) -> tower_quota::client::HttpClient<Full<Bytes>> {
+    let mut connector = hyper_util::client::legacy::connect::HttpConnector::new();
+    connector.set_nodelay(true);
+    let in_flight = task.orgs.len() * if task.openai { 40 } else { 100 };
+    hyper_util::client::legacy::Client::builder(hyper_util::rt::TokioExecutor::new())
+        .pool_max_idle_per_host(in_flight)
+        .build(connector)
+}
+
 fn pool(task: &ClientTask) -> Result<Orgs, BoxError> {
     let base_url: Uri = task.base_url.parse()?;
     let dialect = if task.openai { Dialect::OpenAi } else { Dialect::Anthropic };
@@ -79,7 +90,7 @@ async fn stacked(task: &ClientTask) -> Result<ClientReport, BoxError> {
     let stack = Stack::new(pool(task)?);
     let family = Family::of_model(if task.openai { "gpt-4o" } else { "claude-sonnet-4-5" });
     let bound = stack.live_bound(&family);
-    let service = stack.build(tower_quota::client::http())?;
+    let service = stack.build(http_client(task))?;
     drive(service, task, bound).await
 }
 
@@ -89,7 +100,7 @@ async fn bare(task: &ClientTask) -> Result<ClientReport, BoxError> {
     let orgs = pool(task)?;
     let family = Family::of_model(if task.openai { "gpt-4o" } else { "claude-sonnet-4-5" });
     let bound = Stack::new(orgs.clone()).live_bound(&family);
-    let client = tower_quota::client::http();
+    let client = http_client(task);
     let mut members = vec![];
     for org in &orgs {
         members.push(tower_quota::auth::OrgAuthLayer::new(org)?.layer(client.clone()));
