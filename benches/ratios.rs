@@ -6,7 +6,8 @@
 //!                               --quick          shorter rounds
 //!                               --rounds 15      default 9, or 5 when quick
 //!                               --report-only    exit 0 though a bar is missed
-//!                               --turns 3        how often the provider goes round before it answers; default 1
+//!                               --turns 3        how often the provider goes round before it answers; default 2
+//!                               --cpu            processor time instead of time, where others use the machine too
 //!                               --only ours      one side alone, for a profiler: ours, theirs or floor
 //!                               --calls 100000   how many calls then
 //! ```
@@ -17,11 +18,13 @@ mod support;
 
 use std::{process::ExitCode, rc::Rc, time::Duration};
 
-use tokio::runtime::Runtime;
+use tower::limit::ConcurrencyLimit;
 
 use support::{
-    callers, stacks,
-    wire::{Wire, request, request_of_family},
+    callers::{Callers, Clock},
+    loopback::{self, Provider},
+    stacks::{self, Callable},
+    wire::{Plain, Wire, request, request_of_family},
 };
 
 /// Makes about so many calls and says how long one took, in nanoseconds.
@@ -48,6 +51,7 @@ struct Options {
     rounds: usize,
     report_only: bool,
     turns: u32,
+    clock: Clock,
     only: Option<String>,
     calls: usize,
 }
@@ -59,7 +63,8 @@ impl Options {
             quick: false,
             rounds: 0,
             report_only: false,
-            turns: 1,
+            turns: 2,
+            clock: Clock::Wall,
             only: None,
             calls: 100_000,
         };
@@ -69,6 +74,7 @@ impl Options {
                 // What cargo adds.
                 "--bench" => {}
                 "--quick" => options.quick = true,
+                "--cpu" => options.clock = Clock::Processor,
                 "--report-only" => options.report_only = true,
                 "--rounds" => options.rounds = number()?,
                 "--calls" => options.calls = number()?,
@@ -86,6 +92,10 @@ impl Options {
 }
 
 fn main() -> ExitCode {
+    if std::env::args().any(|arg| arg == loopback::SERVE) {
+        loopback::serve();
+        return ExitCode::SUCCESS;
+    }
     let options = match Options::parse(std::env::args().skip(1)) {
         Ok(options) => options,
         Err(error) => {
@@ -155,9 +165,9 @@ fn measure(point: Point, options: &Options) -> bool {
     let ratio = median(&mut ratios);
     let met = ratio <= point.bar;
     println!(
-        "{:<28} {:>9.0} {:>9.0} {:>9.0} {:>7.3}  ({:.2}, {:.2})  {:>5}  {}",
+        "{:<28} {:>9} {:>9.0} {:>9.0} {:>7.3}  ({:.2}, {:.2})  {:>5.2}  {}",
         point.name,
-        median(&mut floors),
+        if floors.is_empty() { "-".to_owned() } else { format!("{:.0}", median(&mut floors)) },
         median(&mut ours),
         median(&mut theirs),
         ratio,
@@ -177,62 +187,144 @@ fn median(values: &mut [f64]) -> f64 {
 
 fn points(options: &Options) -> Vec<Point> {
     let mut points = vec![];
-    let turns = options.turns;
+    let how = (options.turns, options.clock);
+    let mut point = |name: String, bar: f64, set_up: Box<dyn FnOnce() -> Contest>| {
+        points.push(Point { name, bar, set_up });
+    };
     for threads in [1, 2] {
         for orgs in [3, 32] {
-            for callers in [1, 8, 64, 512] {
-                points.push(Point {
-                    name: format!("stack/{callers}/{threads}t/{orgs} orgs"),
-                    bar: if callers <= stacks::SLOTS { 0.7 } else { 1.0 },
-                    set_up: Box::new(move || stack(callers, threads, orgs, turns)),
-                });
+            for callers in CALLERS {
+                point(
+                    format!("stack/{callers}/{threads}t/{orgs} orgs"),
+                    if callers <= stacks::SLOTS { 0.7 } else { 1.0 },
+                    Box::new(move || stack(callers, threads, orgs, how)),
+                );
             }
+        }
+    }
+    for threads in [1, 2] {
+        for callers in CALLERS {
+            point(format!("limiter/{callers}/{threads}t"), 1.5, Box::new(move || limiter(callers, threads, how)));
+        }
+    }
+    for threads in [1, 2] {
+        for callers in CALLERS {
+            point(
+                format!("limiter, http/{callers}/{threads}t"),
+                1.5,
+                Box::new(move || http_limiter(callers, threads, how)),
+            );
+        }
+    }
+    for threads in [1, 2] {
+        for callers in [2_048, 8_192] {
+            point(format!("waiters/{callers}/{threads}t"), 1.25, Box::new(move || waiters(callers, threads, how)));
+        }
+    }
+    for threads in [1, 2] {
+        for callers in [64, 512] {
+            point(
+                format!("loopback/{callers}/{threads}t"),
+                1.0 / 0.9,
+                Box::new(move || loopback(callers, threads, how.1)),
+            );
         }
     }
     points
 }
 
+const CALLERS: [usize; 4] = [1, 8, 64, 512];
+
 /// The whole stack against tower's parts.
-fn stack(callers: usize, threads: usize, orgs: usize, turns: u32) -> Contest {
-    let runtime = Rc::new(callers::runtime(threads));
-    let _in_runtime = runtime.enter();
-    contended(&runtime, callers, orgs, turns);
+fn stack(callers: usize, threads: usize, orgs: usize, (turns, clock): (u32, Clock)) -> Contest {
+    let on = Rc::new(Callers::new(threads, clock));
+    let _in_runtime = on.enter();
+    contended(&on, callers, orgs, turns);
     Contest {
-        ours: side(&runtime, callers, stacks::ours(orgs, Wire::new(turns)), request_of_family()),
-        theirs: side(&runtime, callers, stacks::tower(orgs, Wire::new(turns)), request()),
-        floor: Some(side(&runtime, callers, Wire::new(turns), request())),
+        ours: side(&on, callers, stacks::ours(orgs, Wire::new(turns)), request_of_family()),
+        theirs: side(&on, callers, stacks::tower(orgs, Wire::new(turns)), request()),
+        floor: Some(side(&on, callers, Wire::new(turns), request())),
     }
 }
 
-/// Both sides let as many calls run at once as there are slots for, no fewer and no more: else the comparison is none.
-fn contended(runtime: &Runtime, callers: usize, orgs: usize, turns: u32) {
+/// Both sides let as many calls run at once as there are slots for, and no more: else the comparison is none.
+fn contended(on: &Callers, callers: usize, orgs: usize, turns: u32) {
     if turns == 0 {
         return;
     }
     let expected = callers.min(stacks::SLOTS);
     let (wire, gauge) = Wire::gauged(turns);
-    callers::run(runtime, &stacks::ours(orgs, wire), &request_of_family(), callers, 200);
+    on.run(&stacks::ours(orgs, wire), &request_of_family(), callers, 50);
     let (wire, theirs) = Wire::gauged(turns);
-    callers::run(runtime, &stacks::tower(orgs, wire), &request(), callers, 200);
-    for (whose, peak) in [("ours", gauge.peak()), ("tower's", theirs.peak())] {
-        assert!(peak <= expected, "{whose} lets {peak} calls run at once, beyond {expected}");
-        if peak * 10 < expected * 9 {
-            println!("  {whose}: only {peak} calls at once, of {expected}");
+    on.run(&stacks::tower(orgs, wire), &request(), callers, 50);
+    for (whose, peak) in [("ours", gauge.peak()), ("theirs", theirs.peak())] {
+        assert!(peak <= expected, "{whose}: {peak} calls at once, beyond {expected}");
+        if peak < expected {
+            println!("  {whose}: never more than {peak} calls at once, of {expected}");
         }
     }
 }
 
-fn side<S, Q>(runtime: &Rc<Runtime>, callers: usize, service: S, request: Q) -> Side
+/// Our limit alone against tower's.
+fn limiter(callers: usize, threads: usize, (turns, clock): (u32, Clock)) -> Contest {
+    let on = Rc::new(Callers::new(threads, clock));
+    let _in_runtime = on.enter();
+    Contest {
+        ours: side(&on, callers, stacks::limiter(stacks::SLOTS, turns), 1),
+        theirs: side(&on, callers, stacks::concurrency_limit(stacks::SLOTS, turns), 1),
+        floor: Some(side(&on, callers, Plain(turns), 1)),
+    }
+}
+
+/// The same where answers are HTTP, and a slot is kept until the body has ended.
+fn http_limiter(callers: usize, threads: usize, (turns, clock): (u32, Clock)) -> Contest {
+    let on = Rc::new(Callers::new(threads, clock));
+    let _in_runtime = on.enter();
+    Contest {
+        ours: side(&on, callers, stacks::http_limiter(stacks::SLOTS, Wire::new(turns)), request()),
+        theirs: side(&on, callers, ConcurrencyLimit::new(Wire::new(turns), stacks::SLOTS), request()),
+        floor: Some(side(&on, callers, Wire::new(turns), request())),
+    }
+}
+
+/// The whole stack with many waiters against itself with few.
+fn waiters(callers: usize, threads: usize, (turns, clock): (u32, Clock)) -> Contest {
+    let on = Rc::new(Callers::new(threads, clock));
+    let _in_runtime = on.enter();
+    let service = stacks::ours(3, Wire::new(turns));
+    Contest {
+        ours: side(&on, callers, service.clone(), request_of_family()),
+        theirs: side(&on, 512, service, request_of_family()),
+        floor: Some(side(&on, callers, Wire::new(turns), request())),
+    }
+}
+
+/// The whole stack over real HTTP against the client alone, with as many calls at once.
+fn loopback(callers: usize, threads: usize, clock: Clock) -> Contest {
+    let provider = Provider::start();
+    let on = Rc::new(Callers::new(threads, clock));
+    let _in_runtime = on.enter();
+    let bare = loopback::bare_request(&provider.base_url);
+    let mut ours = side(&on, callers, loopback::ours(&provider.base_url), request_of_family());
+    Contest {
+        theirs: side(&on, callers.min(stacks::SLOTS), loopback::bare(), bare),
+        // The provider lives as long as one of the sides.
+        ours: Box::new(move |calls| {
+            let _ = &provider;
+            ours(calls)
+        }),
+        floor: None,
+    }
+}
+
+fn side<S, Q>(on: &Rc<Callers>, callers: usize, service: S, request: Q) -> Side
 where
-    S: tower::Service<Q, Response: callers::Consume + Send, Error: std::fmt::Debug + Send, Future: Send>
-        + Clone
-        + Send
-        + 'static,
+    S: Callable<Q>,
     Q: Clone + Send + 'static,
 {
-    let runtime = runtime.clone();
+    let on = on.clone();
     Box::new(move |calls| {
         let each = calls.div_ceil(callers).max(1);
-        callers::run(&runtime, &service, &request, callers, each).as_nanos() as f64 / (each * callers) as f64
+        on.run(&service, &request, callers, each).as_nanos() as f64 / (each * callers) as f64
     })
 }

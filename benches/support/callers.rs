@@ -4,19 +4,78 @@ use std::{fmt::Debug, hint::black_box, time::Duration};
 
 use http::Response;
 use http_body_util::BodyExt;
-use tokio::{runtime::Runtime, task::JoinSet, time::Instant};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::{
+    runtime::{EnterGuard, Runtime},
+    task::JoinSet,
+};
 use tower::{Service, ServiceExt};
 
-/// A runtime with so many threads that run callers.
-pub(crate) fn runtime(threads: usize) -> Runtime {
-    let mut builder = match threads {
-        1 => tokio::runtime::Builder::new_current_thread(),
-        _ => tokio::runtime::Builder::new_multi_thread(),
-    };
-    if threads > 1 {
-        builder.worker_threads(threads);
+use super::stacks::Callable;
+
+/// Where callers run, and what is counted as their time.
+pub(crate) struct Callers {
+    runtime: Runtime,
+    clock: Clock,
+}
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Clock {
+    /// The time that passes.
+    #[default]
+    Wall,
+    /// The processor time of the whole process: on a machine that others use too it is the steadier one. What two threads lose
+    /// by waiting for each other is not in it.
+    Processor,
+}
+
+impl Clock {
+    fn now(self) -> Duration {
+        let id = match self {
+            Clock::Wall => ClockId::Monotonic,
+            Clock::Processor => ClockId::ProcessCPUTime,
+        };
+        clock_gettime(id).try_into().unwrap()
     }
-    builder.enable_all().build().unwrap()
+}
+
+impl Callers {
+    /// So many threads that run callers.
+    pub(crate) fn new(threads: usize, clock: Clock) -> Self {
+        let mut builder = match threads {
+            1 => tokio::runtime::Builder::new_current_thread(),
+            _ => tokio::runtime::Builder::new_multi_thread(),
+        };
+        if threads > 1 {
+            builder.worker_threads(threads);
+        }
+        Callers { runtime: builder.enable_all().build().unwrap(), clock }
+    }
+
+    /// For what spawns something of its own.
+    pub(crate) fn enter(&self) -> EnterGuard<'_> {
+        self.runtime.enter()
+    }
+
+    /// Lets `callers` tasks make `each` calls one after another, through clones of `service`, and says how long that took.
+    pub(crate) fn run<Q>(&self, service: &impl Callable<Q>, request: &Q, callers: usize, each: usize) -> Duration
+    where
+        Q: Clone + Send + 'static,
+    {
+        self.runtime.block_on(async {
+            let begin = self.clock.now();
+            let mut tasks = JoinSet::new();
+            for _ in 0..callers {
+                let (service, request) = (service.clone(), request.clone());
+                tasks.spawn(caller(service, request, each));
+            }
+            while let Some(done) = tasks.join_next().await {
+                done.unwrap();
+            }
+            self.clock.now() - begin
+        })
+    }
 }
 
 /// What a caller does with an answer before it makes its next call: it reads it to its end.
@@ -38,26 +97,6 @@ impl Consume for u64 {
     async fn consume(self) {
         black_box(self);
     }
-}
-
-/// Lets `callers` tasks make `each` calls one after another, through clones of `service`, and says how long that took.
-pub(crate) fn run<S, Q>(runtime: &Runtime, service: &S, request: &Q, callers: usize, each: usize) -> Duration
-where
-    S: Service<Q, Response: Consume + Send, Error: Debug + Send, Future: Send> + Clone + Send + 'static,
-    Q: Clone + Send + 'static,
-{
-    runtime.block_on(async {
-        let begin = Instant::now();
-        let mut tasks = JoinSet::new();
-        for _ in 0..callers {
-            let (service, request) = (service.clone(), request.clone());
-            tasks.spawn(caller(service, request, each));
-        }
-        while let Some(done) = tasks.join_next().await {
-            done.unwrap();
-        }
-        begin.elapsed()
-    })
 }
 
 async fn caller<S, Q>(mut service: S, request: Q, calls: usize)
