@@ -8,7 +8,7 @@
 //! cargo run --example custom_stack
 //! ```
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode};
@@ -60,8 +60,8 @@ impl<B> Classify<Judged<B>, Error> for NotEmpty {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The log goes to the terminal, and to a file that is counted at the end.
-    let log = Arc::new(tempfile::NamedTempFile::new()?.into_parts());
-    tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stdout.and(Arc::new(log.0.try_clone()?))).init();
+    let log = tempfile::NamedTempFile::new()?;
+    tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stdout.and(log.reopen()?)).init();
 
     let provider = Config::new(Dialect::Anthropic)
         .org(OrgConfig::new("terse", "terse").requests_per_minute(6_000.0).empty(Chance(0.2)))
@@ -104,7 +104,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         answered += 1;
     }
 
-    let log = std::fs::read_to_string(&log.1)?;
+    let log = std::fs::read_to_string(log.path())?;
     let lines = |what: &str| log.lines().filter(|line| line.contains(what)).count() as u64;
     let (logged, late, empty) = (lines("answered status="), lines("status=408"), lines("an empty answer"));
     println!("{answered} requests in {logged} attempts: {late} timed out, {empty} were answered with nothing");

@@ -33,11 +33,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = Sim::new(provider)?.serve().await?;
 
     // The client. In earnest: `Orgs::from_env()?` and `client::https()`; any `hyper_util` client of your own will do too.
-    let org = |name: &str| -> Result<Org, http::uri::InvalidUri> {
-        let key = Credential::new(&format!("key-of-{name}"));
-        Ok(Org::new(name).credential(key).base_url(server.base_url().parse()?))
-    };
-    let stack = Stack::new(Orgs::new([org("large")?, org("small")?])?);
+    let base_url: http::Uri = server.base_url().parse()?;
+    let org =
+        |name: &str| Org::new(name).credential(Credential::new(&format!("key-of-{name}"))).base_url(base_url.clone());
+    let stack = Stack::new(Orgs::new([org("large"), org("small")])?);
     let family = Family::of_model("claude-haiku-4-5");
     let bound = stack.live_bound(&family);
     let service = stack.build(client::http())?;
@@ -45,9 +44,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let requests = (0..REQUESTS).map(|n| {
         let body =
             format!(r#"{{"model":"claude-haiku-4-5","max_tokens":16,"messages":[{{"role":"user","content":"{n}"}}]}}"#);
-        let mut request = Request::post("/v1/messages").body(Full::new(Bytes::from(body))).expect("a literal path");
-        request.extensions_mut().insert(family.clone());
-        (n, request)
+        let request = Request::post("/v1/messages").extension(family.clone()).body(Full::new(Bytes::from(body)));
+        (n, request.expect("a literal path"))
     });
     let start = tokio::time::Instant::now();
     let mut served = BTreeMap::<String, u64>::new();
@@ -62,7 +60,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let truth = server.truth();
     println!("{REQUESTS} requests in {:.2?}; the quotas allow no less than {least:.2?}", start.elapsed());
     println!("served by {served:?}; {} calls were answered 429", truth.throttled_429());
-    println!("alive at most: {} of {bound}", drive.peak_live());
     assert_eq!((truth.answered_once, truth.answered_more), (REQUESTS, 0), "each is answered once");
     assert!(served["large"] > served["small"], "the larger quota serves more");
     assert!(truth.throttled_429() <= REQUESTS / 50, "quotas are spent, not crossed");

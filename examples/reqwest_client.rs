@@ -6,7 +6,6 @@
 //! ```
 
 use std::{
-    future::Future,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -59,22 +58,20 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .connect_timeout(Duration::from_secs(10))
         .build()?;
 
-    let org = |name, key| -> Result<Org, http::uri::InvalidUri> {
-        let org = Org::new(name).dialect(Dialect::OpenAi).base_url(server.base_url().parse()?);
-        Ok(org.credential(Credential::new(key)))
-    };
+    let base_url: http::Uri = server.base_url().parse()?;
+    let org =
+        |name, key| Org::new(name).dialect(Dialect::OpenAi).credential(Credential::new(key)).base_url(base_url.clone());
     let stack =
-        Stack::new(Orgs::new([org("steady", "key-1")?, org("flaky", "key-2")?])?).timeout(Duration::from_secs(30));
+        Stack::new(Orgs::new([org("steady", "key-1"), org("flaky", "key-2")])?).timeout(Duration::from_secs(30));
     let family = Family::of_model("gpt-4o-mini");
     let bound = stack.live_bound(&family);
     let service = stack.build(Reqwest(client))?;
 
     let requests = (0..REQUESTS).map(|n| {
         let body = format!(r#"{{"model":"gpt-4o-mini","messages":[{{"role":"user","content":"{n}"}}]}}"#);
-        let mut request =
-            Request::post("/v1/chat/completions").body(Full::new(Bytes::from(body))).expect("a literal path");
-        request.extensions_mut().insert(family.clone());
-        (n, request)
+        let request =
+            Request::post("/v1/chat/completions").extension(family.clone()).body(Full::new(Bytes::from(body)));
+        (n, request.expect("a literal path"))
     });
     let mut drive = Drive::iter(service, requests, bound)?;
     let mut answered = 0;
@@ -87,11 +84,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 
     let truth = server.truth();
+    let (calls, refused) = (truth.calls(), truth.throttled_429());
     let failed: u64 = truth.orgs.iter().flat_map(|org| org.errors.values()).sum();
     println!(
-        "{answered} requests answered in {} calls: {failed} failed with a 500, {} with a 429",
-        truth.calls(),
-        truth.throttled_429()
+        "{answered} requests answered in {calls} calls: {failed} failed with a 500, {refused} were refused with a 429"
     );
     assert_eq!((answered, truth.answered_once, truth.answered_more), (REQUESTS, REQUESTS, 0));
     assert!(failed > 0, "what failed was sent again");
