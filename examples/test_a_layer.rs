@@ -75,7 +75,9 @@ mod tests {
     type Req = Request<Full<Bytes>>;
     type Res = Response<Full<Bytes>>;
 
-    fn mocked(org: &Org) -> (Spawn<Member<Mock<Req, Res>>>, Handle<Req, Res>) {
+    type Mocked = Spawn<Member<Mock<Req, Res>>>;
+
+    fn mocked(org: &Org) -> (Mocked, Handle<Req, Res>) {
         let (client, provider) = mock::pair();
         (Spawn::new(one_org(org, client).unwrap()), provider)
     }
