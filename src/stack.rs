@@ -31,6 +31,13 @@
 //! # Ok(()) }
 //! ```
 //!
+//! # What goes in
+//!
+//! The client is any `Service<Request<B>, Response = Response<RB>> + Clone + Send + 'static` whose errors go into a
+//! [`BoxError`](crate::outcome::BoxError), with `RB: Body + Unpin` whose errors do too. `B` is `Clone` besides, since a retried
+//! request is sent again (`Full<Bytes>` is cheap to clone), and a `Body`, since its length is an estimate of its cost. Where one
+//! of these is missing the stack is built all the same, but is no `Service`, and the compiler says so where it is first used.
+//!
 //! # What comes back
 //!
 //! `Ok` is any answer that another attempt would not better: a success, or a terminal refusal such as a 400. Its body is a
