@@ -71,14 +71,14 @@
 //!
 //! A layer that boxes errors, such as tower's timeout, goes below the judge or above the retry.
 
-use std::{collections::HashMap, fmt, time::Duration};
+use std::{fmt, time::Duration};
 
 use tower_layer::Layer;
 
 use crate::{
     aimd::{AimdLimit, AimdLimitLayer, Settings},
     auth::{OrgAuth, OrgAuthLayer},
-    balance::{OrgBalance, OrgBalanceLayer},
+    balance::{Members, OrgBalance, OrgBalanceLayer},
     judge::{JudgeLayer, JudgeService},
     org::{BuildError, Family, Org, Orgs},
     outcome::Stamped,
@@ -89,7 +89,8 @@ use crate::{
 /// One org's stack for one model family, around the client `S`.
 pub type Member<S> = AimdLimit<QuotaHeader<JudgeService<OrgAuth<S>>>, Stamped>;
 
-/// The whole stack around the client `S`.
+/// The whole stack around the client `S`. Its pool is changed while it runs through
+/// [`members`](RateLimitRetry::members).
 pub type Stacked<S> = RateLimitRetry<OrgBalance<Member<S>>>;
 
 /// Builds the ready-made stack.
@@ -173,18 +174,25 @@ impl Stack {
         C: Clone + Send + 'static,
     {
         // What can be wrong is said now, not when a model family is first asked for.
-        let mut auth = HashMap::new();
-        for org in &self.orgs {
-            auth.insert(org.name().to_owned(), OrgAuthLayer::new(org)?);
-        }
+        let check = |org: &Org| OrgAuthLayer::new(org).map(drop);
+        self.orgs.iter().try_for_each(check)?;
         let Stack { orgs, limit, judge, retry } = self;
         let balance = OrgBalanceLayer::new(orgs, move |org: &Org, client: C| {
-            let client = auth[org.name()].layer(of_org(org, client));
+            let auth = OrgAuthLayer::new(org).expect("every org is checked before it is a member");
+            let client = auth.layer(of_org(org, client));
             let judged = judge.clone().scrub(org).layer(client);
             let metered = QuotaHeaderLayer::new(org).layer(judged);
             AimdLimitLayer::with_settings(org, &limit).classify(Stamped).layer(metered)
         });
-        Ok(retry.layer(balance.layer(client)))
+        Ok(retry.layer(balance.check(check).layer(client)))
+    }
+}
+
+impl<M: Clone + Send + 'static> RateLimitRetry<OrgBalance<M>> {
+    /// A handle to the pool while the stack runs: orgs join, go, are disabled and drained.
+    #[must_use]
+    pub fn members(&self) -> Members {
+        self.get_ref().members()
     }
 }
 

@@ -18,7 +18,7 @@ use super::{
     settings::Settings,
 };
 use crate::{
-    org::{Change, Hold, HoldReason, LimitCell, Why},
+    org::{Change, Hold, HoldReason, LimitCell, Tuning, Why},
     outcome::{Class, Outcome},
 };
 
@@ -148,6 +148,8 @@ impl Law {
         LimitCell {
             limit: self.limit,
             cap: self.cap,
+            floor: self.settings.floor.min(self.cap),
+            ceiling: self.settings.ceiling,
             epoch: self.epoch,
             throttled: self.throttled,
             pace: self.pace.as_ref().map(Pace::rate),
@@ -162,6 +164,36 @@ impl Law {
     fn note(&mut self, from: f64, to: f64, why: Why, now: Instant) {
         if from != to {
             self.changes.push(Change::new(now, from, to, why));
+        }
+    }
+
+    /// The bounds change. No call in flight is lost by it: where there are more than are allowed now, none is admitted.
+    pub(crate) fn retune(&mut self, tuning: Tuning, now: Instant) {
+        let from = self.limit;
+        // After a hold the window opens from one call whatever the limit is.
+        let fully_open = self.open >= self.limit && (self.epoch == 0 || !self.sounding);
+        self.settings.floor = tuning.floor.unwrap_or(self.settings.floor);
+        if let Some(cap) = tuning.cap.map(|cap| cap.max(1)) {
+            let bound = self.limit >= self.cap as f64;
+            let raised = cap > self.cap;
+            self.cap = cap;
+            // Nothing is known of the levels above, as at the start. A limit that was found by refusals is known.
+            self.slow_start |= raised && bound;
+            if raised && self.slow_start {
+                self.limit = self.limit.max(self.warm_up());
+            }
+        }
+        self.limit = self.within(self.limit);
+        self.open = if fully_open { self.limit } else { self.open.min(self.limit) };
+        self.note(from, self.limit, Why::Retuned, now);
+        if let Some(ceiling) = tuning.ceiling {
+            self.settings.ceiling = ceiling;
+            let latest = now + ceiling.min(FAR);
+            if let Some(hold) = &mut self.hold {
+                if hold.until > latest && hold.reason != HoldReason::Backoff {
+                    *hold = Hold::new(latest, HoldReason::Parked);
+                }
+            }
         }
     }
 

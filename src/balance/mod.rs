@@ -48,9 +48,17 @@ mod fleet;
 mod future;
 mod layer;
 mod member;
+mod members;
 mod pick;
 mod queue;
+mod roster;
 mod service;
 mod table;
 
-pub use self::{fleet::NoOrgLeft, future::BalanceFuture, layer::OrgBalanceLayer, service::OrgBalance};
+pub use self::{
+    fleet::NoOrgLeft,
+    future::BalanceFuture,
+    layer::OrgBalanceLayer,
+    members::{MemberError, Members},
+    service::OrgBalance,
+};

@@ -4,7 +4,11 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{
+            AtomicBool, AtomicU64, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+            fence,
+        },
     },
     task::Waker,
     time::Duration,
@@ -12,7 +16,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Change, Family, Hold, LimitCell, Org, OutReason, Snapshot, Why, lock};
+use super::{BuildError, Change, Family, Hold, LimitCell, Org, OutReason, Snapshot, Tuning, Why, lock};
 
 /// How many changes a board remembers: the last half minute of a provider that refuses every other second.
 const HISTORY: usize = 32;
@@ -25,15 +29,19 @@ const PENALTY_MAX: f64 = 16.0;
 pub(super) struct Board {
     pub(super) family: Family,
     born: Instant,
-    limit: AtomicU64,
+    /// What its calls in flight are measured by: limit × weight.
+    share: AtomicU64,
+    /// What the limiter counts.
     in_flight: AtomicUsize,
+    /// What balancers count: calls given to it whose answer has not come.
+    bound: AtomicUsize,
     waiting: AtomicUsize,
     headroom: AtomicU64,
     headroom_rate: AtomicU64,
     headroom_at: AtomicU64,
     penalty: AtomicU64,
     penalty_at: AtomicU64,
-    is_out: AtomicBool,
+    pub(super) is_out: AtomicBool,
     quota_told: AtomicBool,
     revision: AtomicU64,
     slow: Mutex<Slow>,
@@ -45,8 +53,31 @@ struct Slow {
     limit: Option<LimitCell>,
     hold: Option<Hold>,
     history: VecDeque<Change>,
+    tuning: Tuning,
     out: Option<OutReason>,
-    watchers: Vec<Waker>,
+    on_out: Watchers,
+    on_tuning: Watchers,
+}
+
+/// Who is woken whenever something happens, until it is taken out.
+#[derive(Clone, Default)]
+struct Watchers(Vec<Waker>);
+
+impl Watchers {
+    fn add(&mut self, waker: &Waker) {
+        self.0.push(waker.clone());
+    }
+
+    /// The one that is taken out is for dropping under no lock.
+    fn remove(&mut self, waker: &Waker) -> Option<Waker> {
+        let at = self.0.iter().position(|other| other.will_wake(waker))?;
+        Some(self.0.swap_remove(at))
+    }
+
+    /// Never under a lock.
+    fn wake(self) {
+        self.0.into_iter().for_each(Waker::wake);
+    }
 }
 
 impl Slow {
@@ -65,18 +96,26 @@ impl Slow {
         }
         self.history.push_back(change);
     }
+
+    fn weight(&self) -> f64 {
+        self.tuning.weight.unwrap_or(1.0)
+    }
+
+    /// Without a limiter the bare number of calls is weighed.
+    fn share(&self) -> f64 {
+        self.limit.map_or(1.0, |cell| cell.limit) * self.weight()
+    }
 }
 
 impl Org {
-    /// How loaded it is, lower is better: `(in flight + 1) / limit`, then how little quota is left, then a penalty for
-    /// recent failures that halves every five seconds. Without a limiter the bare number of calls stands for the first.
+    /// How loaded it is, lower is better: `(in flight + 1) / (limit × weight)`, then how little quota is left, then a penalty
+    /// for recent failures that halves every five seconds. Without a limiter the bare number of calls stands for the first.
     #[must_use]
     pub fn load(&self) -> f64 {
-        let busy = self.board.in_flight.load(Relaxed) as f64 + 1.0;
-        let limit = f64::from_bits(self.board.limit.load(Relaxed));
-        let use_ = if limit > 0.0 { busy / limit } else { busy };
+        let busy = self.board.in_flight() as f64 + 1.0;
+        let share = f64::from_bits(self.board.share.load(Relaxed));
         // Headroom decides between orgs that are about equally busy.
-        use_ + 0.1 * (1.0 - self.headroom()) + self.penalty()
+        busy / share + 0.1 * (1.0 - self.headroom()) + self.penalty()
     }
 
     /// The least fraction left of any of its quotas, `0.0..=1.0`. It comes back by itself, as fast as the quota does, so that an
@@ -108,68 +147,24 @@ impl Org {
     /// Whether it admits no calls for now, or at all.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.is_out() || self.not_before().is_some()
-    }
-
-    /// Whether it is out, for this family or as a whole.
-    #[must_use]
-    pub fn is_out(&self) -> bool {
-        self.board.is_out.load(Relaxed)
-    }
-
-    /// Why it is out, if it is.
-    #[must_use]
-    pub fn out_reason(&self) -> Option<OutReason> {
-        if !self.is_out() {
-            return None;
-        }
-        let own = lock(&self.board.slow).out.clone();
-        own.or_else(|| lock(&self.identity.out).clone())
-    }
-
-    /// Takes the org out of the run, for all families: no further call goes to it, and its waiting calls go to siblings.
-    /// Says so once in the log, by name.
-    pub fn put_out(&self, reason: OutReason) {
-        {
-            let mut out = lock(&self.identity.out);
-            if out.is_some() {
-                return;
-            }
-            *out = Some(reason.clone());
-        }
-        tracing::warn!(org = self.name(), %reason, "org is out");
-        let boards: Vec<_> = lock(&self.identity.families).values().cloned().collect();
-        for board in boards {
-            board.mark_out();
-        }
-    }
-
-    /// Takes the org out for this model family alone.
-    pub fn put_family_out(&self, reason: OutReason) {
-        {
-            let mut slow = lock(&self.board.slow);
-            if slow.out.is_some() {
-                return;
-            }
-            slow.out = Some(reason.clone());
-        }
-        tracing::warn!(org = self.name(), family = self.model_family().as_str(), %reason, "org is out for this model family");
-        self.board.mark_out();
+        self.is_out() || self.is_closed() || self.not_before().is_some()
     }
 
     /// All that the board says now.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        let out = self.out_reason();
+        let (out, standing) = (self.out_reason(), self.standing());
         let slow = lock(&self.board.slow);
         Snapshot {
             name: self.identity.name.clone(),
             family: self.board.family.clone(),
-            in_flight: self.board.in_flight.load(Relaxed),
+            standing,
+            in_flight: self.board.in_flight(),
             waiting: self.board.waiting.load(Relaxed),
             limit: slow.limit,
             hold: slow.hold.filter(|hold| hold.until > Instant::now()),
             history: slow.history.iter().copied().collect(),
+            weight: slow.weight(),
             quota_told: self.quota_told(),
             headroom: self.headroom(),
             out,
@@ -180,9 +175,9 @@ impl Org {
     // What layers write.
 
     pub(crate) fn write_limit(&self, cell: LimitCell, hold: Option<Hold>, changes: impl IntoIterator<Item = Change>) {
-        self.board.limit.store(cell.limit.to_bits(), Relaxed);
         let mut slow = lock(&self.board.slow);
         slow.limit = Some(cell);
+        self.board.share.store(slow.share().to_bits(), Relaxed);
         slow.hold = hold;
         for change in changes {
             slow.remember(change);
@@ -190,8 +185,27 @@ impl Org {
         self.board.revision.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn write_in_flight(&self, in_flight: usize) {
+    /// True if [`tell_idle`](Org::tell_idle) is to be called, under no lock.
+    pub(crate) fn write_in_flight(&self, in_flight: usize) -> bool {
         self.board.in_flight.store(in_flight, Relaxed);
+        if in_flight > 0 {
+            return false;
+        }
+        // Whoever waits notes that, then looks at the count; we store the count, then look whether somebody waits.
+        fence(SeqCst);
+        self.idle_is_awaited()
+    }
+
+    /// A balancer gives it a call.
+    pub(crate) fn bind(&self) {
+        self.board.bound.fetch_add(1, SeqCst);
+    }
+
+    /// The call's future has ended or was dropped. Under no lock: it may wake somebody.
+    pub(crate) fn unbind(&self) {
+        if self.board.bound.fetch_sub(1, SeqCst) == 1 && self.idle_is_awaited() {
+            self.tell_idle();
+        }
     }
 
     pub(crate) fn write_waiting(&self, waiting: usize) {
@@ -244,19 +258,77 @@ impl Org {
         now
     }
 
-    /// Wakes `waker` whenever the org is put out. It is kept for the board's life.
-    pub(crate) fn watch(&self, waker: Waker) {
-        lock(&self.board.slow).watchers.push(waker);
+    /// Changes what is set in `tuning`, for all model families: those that are live, at once, and those that come later. The
+    /// last word on a setting counts, whether it was said here or by [`retune_family`](Org::retune_family).
+    ///
+    /// Running limits have changed, and whoever waits and has a slot now is woken, before this returns. It may be called from
+    /// anywhere and before there is a limiter.
+    ///
+    /// # Errors
+    /// Names what is out of range: `cap`, `floor`, `ceiling` or `weight`. Then nothing has changed.
+    pub fn retune(&self, tuning: Tuning) -> Result<(), BuildError> {
+        let boards: Vec<_> = {
+            let families = lock(&self.identity.families);
+            let mut all = lock(&self.identity.tuning);
+            tuning.check(*all)?;
+            *all = tuning.or(*all);
+            // Still under both locks: a family that is made meanwhile is one or the other.
+            families.values().for_each(|board| board.tune(tuning));
+            families.values().cloned().collect()
+        };
+        tracing::info!(org = self.name(), ?tuning, "retuned");
+        boards.iter().for_each(|board| board.tuned());
+        Ok(())
+    }
+
+    /// Changes what is set in `tuning` for this handle's model family alone, as [`retune`](Org::retune) does for all.
+    ///
+    /// # Errors
+    /// As [`retune`](Org::retune).
+    pub fn retune_family(&self, tuning: Tuning) -> Result<(), BuildError> {
+        {
+            let _families = lock(&self.identity.families);
+            tuning.check(lock(&self.board.slow).tuning)?;
+            self.board.tune(tuning);
+        }
+        tracing::info!(org = self.name(), family = self.model_family().as_str(), ?tuning, "retuned");
+        self.board.tuned();
+        Ok(())
+    }
+
+    /// All that was tuned of it.
+    pub(crate) fn tuning(&self) -> Tuning {
+        lock(&self.board.slow).tuning
+    }
+
+    /// Wakes `waker` whenever the org is put out or brought back, until [`unwatch`](Org::unwatch).
+    pub(crate) fn watch(&self, waker: &Waker) {
+        lock(&self.board.slow).on_out.add(waker);
+    }
+
+    pub(crate) fn unwatch(&self, waker: &Waker) {
+        let _dropped_later = lock(&self.board.slow).on_out.remove(waker);
+    }
+
+    /// Wakes `waker` whenever it is retuned, until [`unwatch_tuning`](Org::unwatch_tuning).
+    pub(crate) fn watch_tuning(&self, waker: &Waker) {
+        lock(&self.board.slow).on_tuning.add(waker);
+    }
+
+    pub(crate) fn unwatch_tuning(&self, waker: &Waker) {
+        let _dropped_later = lock(&self.board.slow).on_tuning.remove(waker);
     }
 }
 
 impl Board {
-    pub(super) fn new(family: Family, is_out: bool) -> Arc<Self> {
+    pub(super) fn new(family: Family, is_out: bool, tuning: Tuning) -> Arc<Self> {
+        let slow = Slow { tuning, ..Slow::default() };
         Arc::new(Board {
             family,
             born: Instant::now(),
-            limit: AtomicU64::new(0),
+            share: AtomicU64::new(slow.share().to_bits()),
             in_flight: AtomicUsize::new(0),
+            bound: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             headroom: AtomicU64::new(1.0f64.to_bits()),
             headroom_rate: AtomicU64::new(0),
@@ -266,7 +338,7 @@ impl Board {
             is_out: AtomicBool::new(is_out),
             quota_told: AtomicBool::new(false),
             revision: AtomicU64::new(0),
-            slow: Mutex::default(),
+            slow: Mutex::new(slow),
         })
     }
 
@@ -275,13 +347,53 @@ impl Board {
         u64::try_from(nanos).unwrap_or(u64::MAX)
     }
 
-    fn mark_out(&self) {
-        self.is_out.store(true, std::sync::atomic::Ordering::SeqCst);
+    /// Without a limiter the balancers' count stands for its.
+    fn in_flight(&self) -> usize {
+        self.in_flight.load(Relaxed).max(self.bound.load(Relaxed))
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.bound.load(SeqCst) == 0 && self.in_flight.load(SeqCst) == 0
+    }
+
+    pub(super) fn out(&self) -> Option<OutReason> {
+        lock(&self.slow).out.clone()
+    }
+
+    /// False if it was out already.
+    pub(super) fn put_out(&self, reason: &OutReason) -> bool {
+        let mut slow = lock(&self.slow);
+        let first = slow.out.is_none();
+        slow.out.get_or_insert_with(|| reason.clone());
+        first
+    }
+
+    pub(super) fn take_out(&self) -> bool {
+        lock(&self.slow).out.take().is_some()
+    }
+
+    pub(super) fn mark_out(&self, out: bool) {
+        self.is_out.store(out, SeqCst);
         self.revision.fetch_add(1, Relaxed);
-        let watchers = lock(&self.slow).watchers.clone();
-        for watcher in watchers {
-            watcher.wake();
-        }
+    }
+
+    /// Under no lock.
+    pub(super) fn tell_out(&self) {
+        let watchers = lock(&self.slow).on_out.clone();
+        watchers.wake();
+    }
+
+    fn tune(&self, tuning: Tuning) {
+        let mut slow = lock(&self.slow);
+        slow.tuning = tuning.or(slow.tuning);
+        self.share.store(slow.share().to_bits(), Relaxed);
+        self.revision.fetch_add(1, Relaxed);
+    }
+
+    /// Under no lock.
+    fn tuned(&self) {
+        let watchers = lock(&self.slow).on_tuning.clone();
+        watchers.wake();
     }
 }
 

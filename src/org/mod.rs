@@ -19,6 +19,8 @@ mod credential;
 mod family;
 mod orgs;
 mod snapshot;
+mod standing;
+mod tuning;
 
 use std::{
     collections::BTreeMap,
@@ -29,11 +31,14 @@ use std::{
 use http::Uri;
 
 use self::board::Board;
+pub(crate) use self::standing::Membership;
 pub use self::{
     credential::{Credential, Dialect},
     family::Family,
     orgs::{BuildError, Orgs},
     snapshot::{Change, Hold, HoldReason, LimitCell, OutReason, Snapshot, Why},
+    standing::{Drained, EnabledAgain, Standing},
+    tuning::Tuning,
 };
 
 struct Identity {
@@ -43,7 +48,10 @@ struct Identity {
     dialect: Dialect,
     cap: Option<usize>,
     organisation: Mutex<Option<Arc<str>>>,
+    /// For families that come later.
+    tuning: Mutex<Tuning>,
     out: Mutex<Option<OutReason>>,
+    standing: standing::Cell,
     families: Mutex<BTreeMap<Family, Arc<Board>>>,
 }
 
@@ -70,13 +78,15 @@ impl Org {
             dialect: Dialect::default(),
             cap: None,
             organisation: Mutex::default(),
+            tuning: Mutex::default(),
             out: Mutex::default(),
+            standing: standing::Cell::default(),
             families: Mutex::default(),
         })
     }
 
     fn with(identity: Identity) -> Self {
-        let board = Board::new(Family::default(), false);
+        let board = Board::new(Family::default(), false, *lock(&identity.tuning));
         lock(&identity.families).insert(Family::default(), board.clone());
         Org { identity: Arc::new(identity), board }
     }
@@ -91,7 +101,9 @@ impl Org {
             dialect: old.dialect,
             cap: old.cap,
             organisation: Mutex::default(),
+            tuning: Mutex::new(*lock(&old.tuning)),
             out: Mutex::default(),
+            standing: standing::Cell::default(),
             families: Mutex::default(),
         };
         change(&mut identity);
@@ -167,7 +179,8 @@ impl Org {
     pub fn family(&self, family: &Family) -> Org {
         let mut families = lock(&self.identity.families);
         let out = lock(&self.identity.out).is_some();
-        let board = families.entry(family.clone()).or_insert_with(|| Board::new(family.clone(), out)).clone();
+        let tuning = *lock(&self.identity.tuning);
+        let board = families.entry(family.clone()).or_insert_with(|| Board::new(family.clone(), out, tuning)).clone();
         Org { identity: self.identity.clone(), board }
     }
 

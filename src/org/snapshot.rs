@@ -1,10 +1,10 @@
 //! What a board says: holds, limits, how they changed, and all of it at one moment.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::Family;
+use super::{Family, Standing};
 
 /// Why an org is not asked any more.
 #[non_exhaustive]
@@ -74,6 +74,10 @@ pub struct LimitCell {
     pub limit: f64,
     /// The most it may ever be.
     pub cap: usize,
+    /// The least it may ever be.
+    pub floor: usize,
+    /// The longest hold: a longer hint parks the org, and one call probes it each time this has passed.
+    pub ceiling: Duration,
     /// How many congestion epochs have begun: cuts and holds.
     pub epoch: u64,
     /// Throttled answers seen.
@@ -106,6 +110,8 @@ pub enum Why {
     PaceEnded,
     /// Slower calls were refused as often: it is not the rate that is limited, so slots limit alone.
     PaceFutile,
+    /// Somebody changed its bounds: [`Org::retune`](super::Org::retune).
+    Retuned,
 }
 
 impl Why {
@@ -129,6 +135,7 @@ impl fmt::Display for Why {
             Why::PaceRefused => "429 at this pace",
             Why::PaceEnded => "pace no longer binds",
             Why::PaceFutile => "slower calls were refused as often",
+            Why::Retuned => "retuned",
         })
     }
 }
@@ -168,6 +175,8 @@ pub struct Snapshot {
     pub name: Arc<str>,
     /// The model family.
     pub family: Family,
+    /// Whether it takes new calls, as whoever runs its pool has it: the same for all families.
+    pub standing: Standing,
     /// Calls in flight, reservations included.
     pub in_flight: usize,
     /// Services that wait for one of its slots.
@@ -178,6 +187,8 @@ pub struct Snapshot {
     pub hold: Option<Hold>,
     /// The last 32 changes of limit and pace, oldest first.
     pub history: Vec<Change>,
+    /// How much of the load it attracts, against the others' weights: [`Tuning::weight`](super::Tuning::weight).
+    pub weight: f64,
     /// Whether the provider's answers tell its quota; where they do not, the limiter has to find out.
     pub quota_told: bool,
     /// The least fraction left of any of its quotas, `0.0..=1.0`; 1 where nothing is known.
