@@ -453,12 +453,29 @@ fn what_was_in_use_a_short_while_ago_is_taken_up_at_once() {
     assert_eq!(law.slots(now), 100);
 }
 
+#[test]
+fn a_raised_floor_opens_no_window_that_a_hold_has_closed() {
+    let (mut law, now) = open(40, 0.25);
+    let call = law.admitted(1, now);
+    law.answered(call, hinted(now, SECOND), 1, now);
+    law.retune(Tuning::new().floor(8), now);
+    let after = now + SECOND;
+    assert_eq!((law.limit(), law.slots(after)), (8.0, 1), "one call goes first");
+    let call = law.admitted(1, after);
+    law.answered(call, ok(), 1, after);
+    assert_eq!(law.slots(after), 1, "then it opens by doubling");
+    let mut now = after;
+    full_window(&mut law, &mut now);
+    assert_eq!(law.slots(now), 2);
+}
+
 #[derive(Clone, Debug)]
 enum Event {
     Admit,
     Answer { call: usize, class: Class, hint_ms: Option<u64> },
     Drop { call: usize },
     Wait { ms: u64 },
+    Retune { cap: Option<usize>, floor: Option<usize>, ceiling_ms: Option<u64> },
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -468,6 +485,12 @@ fn event() -> impl Strategy<Value = Event> {
             .prop_map(|(call, class, hint_ms)| Event::Answer { call, class, hint_ms }),
         1 => any::<usize>().prop_map(|call| Event::Drop { call }),
         1 => (0..40_000u64).prop_map(|ms| Event::Wait { ms }),
+        1 => (
+            proptest::option::of(1..300usize),
+            proptest::option::of(1..20usize),
+            proptest::option::of(1..300_000u64),
+        )
+            .prop_map(|(cap, floor, ceiling_ms)| Event::Retune { cap, floor, ceiling_ms }),
     ]
 }
 
@@ -487,6 +510,7 @@ proptest! {
         let mut now = Instant::now();
         let mut flying: Vec<Admitted> = vec![];
         let mut cuts = 0u64;
+        let (mut cap, mut floor) = (cap, floor);
         for event in events {
             let limit_before = law.limit();
             match event {
@@ -503,7 +527,8 @@ proptest! {
                         prop_assert_eq!(class, Class::Throttled);
                     }
                     // What refines a cut by the rest of its burst is no cut of its own.
-                    cuts += law.changes().filter(|change| change.to < change.from && change.why != Why::Refined).count() as u64;
+                    let is_cut = |change: &Change| change.to < change.from && change.why != Why::Refined;
+                    cuts += law.changes().filter(is_cut).count() as u64;
                 },
                 Event::Drop { call } => if !flying.is_empty() {
                     let n = flying.len();
@@ -511,6 +536,16 @@ proptest! {
                     prop_assert_eq!(law.limit(), limit_before);
                 },
                 Event::Wait { ms } => now += Duration::from_millis(ms),
+                Event::Retune { cap: new_cap, floor: new_floor, ceiling_ms } => {
+                    let ceiling = ceiling_ms.map(Duration::from_millis);
+                    law.retune(Tuning { cap: new_cap, floor: new_floor, ceiling, weight: None }, now);
+                    (cap, floor) = (new_cap.unwrap_or(cap), new_floor.unwrap_or(floor));
+                    prop_assert!(law.limit() >= floor.min(cap) as f64);
+                    let moved = law.changes().all(|change| change.why == Why::Retuned && change.from == limit_before);
+                    prop_assert!(moved);
+                    let latest = ceiling.filter(|_| law.hold().is_some_and(|hold| hold.reason != HoldReason::Backoff));
+                    prop_assert!(latest.is_none_or(|ceiling| law.held_until(now).is_none_or(|until| until <= now + ceiling)));
+                }
             }
             prop_assert!(law.limit().is_finite());
             prop_assert!(law.limit() >= 1.0 && law.limit() <= cap as f64);
