@@ -34,7 +34,8 @@
 //! # A stack of your own
 //!
 //! Each layer stands alone too. Compose your own where this one does not fit; what can be wrong with an org is asked before,
-//! since the function that makes members cannot fail:
+//! since the function that makes members cannot fail (and of orgs that join later by
+//! [`check`](crate::balance::OrgBalanceLayer::check)):
 //!
 //! ```
 //! # use http::{Request, Response}; use http_body_util::Full; use bytes::Bytes;
@@ -47,11 +48,10 @@
 //!     quota::QuotaHeaderLayer, retry::RateLimitRetryLayer,
 //! };
 //!
-//! for org in &orgs {
-//!     OrgAuthLayer::new(org)?;
-//! }
+//! let check = |org: &Org| OrgAuthLayer::new(org).map(drop);
+//! orgs.iter().try_for_each(check)?;
 //! let member = |org: &Org, client| {
-//!     let auth = OrgAuthLayer::new(org).expect("every org was checked above");
+//!     let auth = OrgAuthLayer::new(org).expect("every org is checked before");
 //!     ServiceBuilder::new()
 //!         .layer(AimdLimitLayer::new(org).classify(Stamped))
 //!         .layer(QuotaHeaderLayer::new(org))
@@ -61,7 +61,7 @@
 //! };
 //! let mut service = ServiceBuilder::new()
 //!     .layer(RateLimitRetryLayer::builder().max_attempts(3).build()?)
-//!     .layer(OrgBalanceLayer::new(orgs, member))
+//!     .layer(OrgBalanceLayer::new(orgs, member).check(check))
 //!     .service(client);
 //! # let request = Request::post("/v1/messages").body(Full::new(Bytes::from("{}")))?;
 //! let answer = service.ready().await?.call(request).await?;

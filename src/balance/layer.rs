@@ -32,8 +32,9 @@ impl<F> OrgBalanceLayer<F> {
         OrgBalanceLayer { orgs, max_unbound: MAX_UNBOUND, member: Arc::new(member), check: Arc::new(|_| Ok(())) }
     }
 
-    /// What is asked before an org joins the running pool ([`Members::add`](super::Members::add)), since the function that makes
-    /// members cannot fail. Default: every org may. The orgs given to [`new`](OrgBalanceLayer::new) are not asked about.
+    /// What is asked before an org joins the running pool ([`Members::add`](super::Members::add)), since the function that
+    /// makes members cannot fail. Default: every org may. The orgs given to [`new`](OrgBalanceLayer::new) are not asked
+    /// about.
     #[must_use]
     pub fn check(mut self, check: impl Fn(&Org) -> Result<(), BuildError> + Send + Sync + 'static) -> Self {
         self.check = Arc::new(check);

@@ -75,8 +75,8 @@ impl Wake for Bell {
     }
 }
 
-/// Rung when the org is put out, or brought back. It may have been the last one, and then nothing will happen any more that would call those who
-/// are not called now: so all are.
+/// Rung when the org is put out, or brought back. It may have been the last one, and then nothing will happen any more that
+/// would call those who are not called now: so all are.
 struct Knell(Arc<Bell>);
 
 impl Wake for Knell {
@@ -159,11 +159,11 @@ impl<M> Member<M> {
         self.membership.store(membership as u8, SeqCst);
     }
 
-    /// After a change of its membership: who is closed keeps no reservation, who is gone no instance; who is in again rings.
-    /// Afterwards look for news.
+    /// After a change of its membership: who is closed keeps no reservation, who is gone no instance; who is in again
+    /// rings. Afterwards look for news.
     ///
-    /// It may be called from within the member's own poll, by whatever the user does there; then the poll sees to it, once it
-    /// has ended.
+    /// It may be called from within the member's own poll, by whatever the user does there; then the poll sees to it, once
+    /// it has ended.
     pub(crate) fn settle(&self)
     where
         M: Clone,
@@ -258,8 +258,8 @@ impl<M> Member<M> {
         ready
     }
 
-    /// Puts a clone in the instance's place (nothing, once it is gone), and drops that under no lock: its drop may wake whoever
-    /// it likes.
+    /// Puts a clone in the instance's place (nothing, once it is gone), and drops that under no lock: its drop may wake
+    /// whoever it likes.
     fn renew(&self, mut own: Own<'_, M>)
     where
         M: Clone,

@@ -9,8 +9,8 @@ use super::{
 };
 use crate::org::{BuildError, Drained, Family, Membership, Org, Snapshot};
 
-/// A handle to a running balancer's pool: reads it, and changes who is a member and who takes calls. Cheap to clone; got from
-/// [`OrgBalance::members`](super::OrgBalance::members), and it keeps the pool alive.
+/// A handle to a running balancer's pool: reads it, and changes who is a member and who takes calls. Cheap to clone; got
+/// from [`OrgBalance::members`](super::OrgBalance::members), and it keeps the pool alive.
 ///
 /// | | new calls | calls in flight | back by |
 /// |---|---|---|---|
@@ -18,14 +18,14 @@ use crate::org::{BuildError, Drained, Family, Membership, Org, Snapshot};
 /// | [`drain`](Members::drain) | the same | the same, and its future says when the last has ended | [`enable`](Members::enable) |
 /// | [`remove`](Members::remove) | the same | the same | [`add`](Members::add) |
 ///
-/// When a method returns, it holds: whoever waits and can go on has been woken, and no call is given to an org that was disabled
-/// or removed. A call that was given to it before goes on, also where its stack still waits below the balancer.
+/// When a method returns, it holds: whoever waits and can go on has been woken, and no call is given to an org that was
+/// disabled or removed. A call that was given to it before goes on, also where its stack still waits below the balancer.
 ///
 /// A pool whose orgs are all disabled *waits*, since they can be enabled again. A pool that has none left, because all were
 /// removed or are out, *fails* every call with [`NoOrgLeft`](super::NoOrgLeft), and those that wait too.
 ///
-/// Where one org is in two balancers, each has its own word on it: the board shows the last one, and a drain waits for the calls
-/// of both.
+/// Where one org is in two balancers, each has its own word on it: the board shows the last one, and a drain waits for the
+/// calls of both.
 ///
 /// An org that joins or goes changes no bound that was set when the stack was built, such as that of a driver
 /// ([`Stack::live_bound`](crate::stack::Stack::live_bound)).
@@ -46,13 +46,13 @@ impl Members {
         Members(table)
     }
 
-    /// Adds an org. It becomes a member of every model family that was asked for so far, and of those to come; calls that wait
-    /// are woken and may go to it at once.
+    /// Adds an org. It becomes a member of every model family that was asked for so far, and of those to come; calls that
+    /// wait are woken and may go to it at once.
     ///
     /// # Errors
-    /// If a member has this name, if the org cannot be called (another dialect, a cap of 0, or what the balancer was told to
-    /// [check](super::OrgBalanceLayer::check); in the stack: its base URL and credential), or if it was a member before and has
-    /// calls in flight. Then nothing has changed.
+    /// If a member has this name, if the org cannot be called (another dialect, a cap of 0, or what the balancer was told
+    /// to [check](super::OrgBalanceLayer::check); in the stack: its base URL and credential), or if it was a member before
+    /// and has calls in flight. Then nothing has changed.
     ///
     /// # Panics
     /// If the function that makes members does; then nothing has changed either.
@@ -69,8 +69,8 @@ impl Members {
         self.0.remove(name)
     }
 
-    /// Gives the org of this name no new calls, until it is [enabled](Members::enable). What it has in flight ends as it would have.
-    /// Disabled twice is disabled.
+    /// Gives the org of this name no new calls, until it is [enabled](Members::enable). What it has in flight ends as it
+    /// would have. Disabled twice is disabled.
     ///
     /// # Errors
     /// If no member has this name.
@@ -78,8 +78,8 @@ impl Members {
         self.0.set(name, Membership::Closed).map(drop)
     }
 
-    /// Gives the org of this name calls again, and wakes those that wait. An org that was out (its key was refused, its credit
-    /// used up) is brought back as well, as by [`Org::bring_back`].
+    /// Gives the org of this name calls again, and wakes those that wait. An org that was out (its key was refused, its
+    /// credit used up) is brought back as well, as by [`Org::bring_back`].
     ///
     /// # Errors
     /// If no member has this name.
@@ -87,8 +87,8 @@ impl Members {
         self.0.set(name, Membership::In).map(drop)
     }
 
-    /// [Disables](Members::disable) the org of this name, now, and gives a future that resolves when nothing of it is in flight. The
-    /// org stays disabled, whether the future is awaited or dropped.
+    /// [Disables](Members::disable) the org of this name, now, and gives a future that resolves when nothing of it is in
+    /// flight. The org stays disabled, whether the future is awaited or dropped.
     ///
     /// # Errors
     /// If no member has this name.
@@ -96,7 +96,8 @@ impl Members {
         Ok(self.0.set(name, Membership::Closed)?.drained())
     }
 
-    /// The members, in the order in which they joined. Each handle is for the default family: [`Org::family`] gives the others.
+    /// The members, in the order in which they joined: the handles as they were given. [`Org::family`] gives those of other
+    /// families.
     #[must_use]
     pub fn orgs(&self) -> Vec<Org> {
         self.0.orgs()
@@ -145,8 +146,8 @@ pub enum MemberError {
         /// The name.
         name: Arc<str>,
     },
-    /// This very org was a member before, and calls of it are still in flight, which its board counts. Wait until it is drained,
-    /// or add a new org of the same name.
+    /// This very org was a member before, and calls of it are still in flight, which its board counts. Wait until it is
+    /// drained, or add a new org of the same name.
     Busy {
         /// The name.
         name: Arc<str>,

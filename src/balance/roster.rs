@@ -1,7 +1,7 @@
 //! Who is a member of a family's fleet: it changes while calls are bound and wait.
 //!
-//! A [`Fleet`] never changes; whoever has one looks without a lock. When somebody joins or goes, the roster puts another in its
-//! place and marks the old one stale, and whoever still has that asks here.
+//! A [`Fleet`] never changes; whoever has one looks without a lock. When somebody joins or goes, the roster puts another in
+//! its place and marks the old one stale, and whoever still has that asks here.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},

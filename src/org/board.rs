@@ -108,8 +108,9 @@ impl Slow {
 }
 
 impl Org {
-    /// How loaded it is, lower is better: `(in flight + 1) / (limit × weight)`, then how little quota is left, then a penalty
-    /// for recent failures that halves every five seconds. Without a limiter the bare number of calls stands for the first.
+    /// How loaded it is, lower is better: `(in flight + 1) / (limit × weight)`, then how little quota is left, then a
+    /// penalty for recent failures that halves every five seconds. Without a limiter the bare number of calls stands for
+    /// the first.
     #[must_use]
     pub fn load(&self) -> f64 {
         let busy = self.board.in_flight() as f64 + 1.0;
@@ -118,8 +119,8 @@ impl Org {
         busy / share + 0.1 * (1.0 - self.headroom()) + self.penalty()
     }
 
-    /// The least fraction left of any of its quotas, `0.0..=1.0`. It comes back by itself, as fast as the quota does, so that an
-    /// org that was nearly spent and not asked since is not avoided for ever.
+    /// The least fraction left of any of its quotas, `0.0..=1.0`. It comes back by itself, as fast as the quota does, so
+    /// that an org that was nearly spent and not asked since is not avoided for ever.
     #[must_use]
     pub fn headroom(&self) -> f64 {
         let board = &self.board;
@@ -131,7 +132,8 @@ impl Org {
         (last + f64::from_bits(board.headroom_rate.load(Relaxed)) * age.as_secs_f64()).min(1.0)
     }
 
-    /// Counts the changes of what the board's rare cells say (limit, hold, out), so that a watcher can tell whether to look.
+    /// Counts the changes of what the board's rare cells say (limit, hold, out), so that a watcher can tell whether to
+    /// look.
     #[must_use]
     pub fn revision(&self) -> u64 {
         self.board.revision.load(Relaxed)
@@ -258,11 +260,11 @@ impl Org {
         now
     }
 
-    /// Changes what is set in `tuning`, for all model families: those that are live, at once, and those that come later. The
-    /// last word on a setting counts, whether it was said here or by [`retune_family`](Org::retune_family).
+    /// Changes what is set in `tuning`, for all model families: those that are live, at once, and those that come later.
+    /// The last word on a setting counts, whether it was said here or by [`retune_family`](Org::retune_family).
     ///
-    /// Running limits have changed, and whoever waits and has a slot now is woken, before this returns. It may be called from
-    /// anywhere and before there is a limiter.
+    /// Running limits have changed, and whoever waits and has a slot now is woken, before this returns. It may be called
+    /// from anywhere and before there is a limiter.
     ///
     /// # Errors
     /// Names what is out of range: `cap`, `floor`, `ceiling` or `weight`. Then nothing has changed.

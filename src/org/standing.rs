@@ -159,8 +159,8 @@ impl Org {
         self.board.tell_out();
     }
 
-    /// Brings it back, for all families, if it was out: its key works again, or there is credit. Calls that wait look at it at
-    /// once. If it is still refused, the first answer puts it out again. True if it was out.
+    /// Brings it back, for all families, if it was out: its key works again, or there is credit. Calls that wait look at it
+    /// at once. If it is still refused, the first answer puts it out again. True if it was out.
     pub fn bring_back(&self) -> bool {
         let boards: Vec<_> = {
             let families = lock(&self.identity.families);
@@ -191,8 +191,8 @@ impl Org {
         self.identity.standing.membership.store(membership as u8, SeqCst);
     }
 
-    /// A count has reached zero: true if somebody waits for that, who is to be told by [`tell_idle`](Org::tell_idle), under no
-    /// lock.
+    /// A count has reached zero: true if somebody waits for that, who is to be told by [`tell_idle`](Org::tell_idle), under
+    /// no lock.
     pub(super) fn idle_is_awaited(&self) -> bool {
         self.identity.standing.awaited.load(SeqCst)
     }

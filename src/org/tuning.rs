@@ -31,11 +31,12 @@ impl Tuning {
         Tuning { cap: None, floor: None, ceiling: None, weight: None }
     }
 
-    /// The most concurrent calls for one model family, at least 1. It wins over every other source of caps, and over a floor:
-    /// where it is the lower one, it is the floor too.
+    /// The most concurrent calls for one model family, at least 1. It wins over every other source of caps, and over a
+    /// floor: where it is the lower one, it is the floor too.
     ///
-    /// Lowered, it drops no call in flight: none is admitted until enough have ended. Raised, what was limited by the cap alone
-    /// grows from the new cap's starting fraction by doubling, until it is refused; a limit that refusals have found stays.
+    /// Lowered, it drops no call in flight: none is admitted until enough have ended. Raised, what was limited by the cap
+    /// alone grows from the new cap's starting fraction by doubling, until it is refused; a limit that refusals have found
+    /// stays.
     pub const fn cap(mut self, calls: usize) -> Self {
         self.cap = Some(calls);
         self
@@ -57,9 +58,9 @@ impl Tuning {
         self
     }
 
-    /// How much of the load it attracts, against the others' weights; a finite number above 0, 1 where none was set. An org of
-    /// weight 2 counts as half as busy as it is: while there are free slots, it has twice the calls in flight. Where every slot is taken
-    /// it makes no difference, since whichever slot is free is used.
+    /// How much of the load it attracts, against the others' weights; a finite number above 0, 1 where none was set. An org
+    /// of weight 2 counts as half as busy as it is: while there are free slots, it has twice the calls in flight. Where
+    /// every slot is taken it makes no difference, since whichever slot is free is used.
     pub const fn weight(mut self, weight: f64) -> Self {
         self.weight = Some(weight);
         self
