@@ -65,6 +65,7 @@
 //! | the ready-made composition | [`stack`] |
 //! | one layer in a stack of your own | [`aimd`], [`quota`], [`balance`], [`retry`], [`judge`], [`auth`] |
 //! | the orgs, their keys, what each is doing now | [`org`] |
+//! | to change limits, weights and the pool while it runs | [`balance`](balance#live-control) |
 //! | what an answer means, and what that implies | [`outcome`] |
 //! | every way a provider says "not before" | [`hint`] |
 //! | a stream of requests in, outcomes out | [`drive`] |

@@ -81,7 +81,8 @@
 //! # A stack of your own
 //!
 //! Each layer stands alone too. Compose your own where this one does not fit; what can be wrong with an org is asked before,
-//! since the function that makes members cannot fail:
+//! since the function that makes members cannot fail (and of orgs that join later by
+//! [`check`](crate::balance::OrgBalanceLayer::check)):
 //!
 //! ```
 //! # use http::{Request, Response}; use http_body_util::Full; use bytes::Bytes;
@@ -94,11 +95,10 @@
 //!     quota::QuotaHeaderLayer, retry::RateLimitRetryLayer,
 //! };
 //!
-//! for org in &orgs {
-//!     OrgAuthLayer::new(org)?;
-//! }
+//! let check = |org: &Org| OrgAuthLayer::new(org).map(drop);
+//! orgs.iter().try_for_each(check)?;
 //! let member = |org: &Org, client| {
-//!     let auth = OrgAuthLayer::new(org).expect("every org was checked above");
+//!     let auth = OrgAuthLayer::new(org).expect("every org is checked before");
 //!     ServiceBuilder::new()
 //!         .layer(AimdLimitLayer::new(org).classify(Stamped))
 //!         .layer(QuotaHeaderLayer::new(org))
@@ -108,7 +108,7 @@
 //! };
 //! let mut service = ServiceBuilder::new()
 //!     .layer(RateLimitRetryLayer::builder().max_attempts(3).build()?)
-//!     .layer(OrgBalanceLayer::new(orgs, member))
+//!     .layer(OrgBalanceLayer::new(orgs, member).check(check))
 //!     .service(client);
 //! # let request = Request::post("/v1/messages").body(Full::new(Bytes::from("{}")))?;
 //! let answer = service.ready().await?.call(request).await?;
@@ -120,14 +120,14 @@
 //! as tower-http's timeout, wants a body that has a `Default`: it goes below the judge too, over a client whose bodies are
 //! boxed (`UnsyncBoxBody`), since hyper's `Incoming` has none. The example `custom_stack` has both, and a classifier of its own.
 
-use std::{collections::HashMap, fmt, time::Duration};
+use std::{fmt, time::Duration};
 
 use tower_layer::Layer;
 
 use crate::{
     aimd::{AimdLimit, AimdLimitLayer, Settings},
     auth::{OrgAuth, OrgAuthLayer},
-    balance::{OrgBalance, OrgBalanceLayer},
+    balance::{Members, OrgBalance, OrgBalanceLayer},
     judge::{JudgeLayer, JudgeService},
     org::{BuildError, Family, Org, Orgs},
     outcome::Stamped,
@@ -138,7 +138,8 @@ use crate::{
 /// One org's stack for one model family, around the client `S`.
 pub type Member<S> = AimdLimit<QuotaHeader<JudgeService<OrgAuth<S>>>, Stamped>;
 
-/// The whole stack around the client `S`.
+/// The whole stack around the client `S`. Its pool is changed while it runs through
+/// [`members`](RateLimitRetry::members).
 pub type Stacked<S> = RateLimitRetry<OrgBalance<Member<S>>>;
 
 /// Builds the ready-made stack.
@@ -224,18 +225,25 @@ impl Stack {
         C: Clone + Send + 'static,
     {
         // What can be wrong is said now, not when a model family is first asked for.
-        let mut auth = HashMap::new();
-        for org in &self.orgs {
-            auth.insert(org.name().to_owned(), OrgAuthLayer::new(org)?);
-        }
+        let check = |org: &Org| OrgAuthLayer::new(org).map(drop);
+        self.orgs.iter().try_for_each(check)?;
         let Stack { orgs, limit, judge, retry } = self;
         let balance = OrgBalanceLayer::new(orgs, move |org: &Org, client: C| {
-            let client = auth[org.name()].layer(of_org(org, client));
+            let auth = OrgAuthLayer::new(org).expect("every org is checked before it is a member");
+            let client = auth.layer(of_org(org, client));
             let judged = judge.clone().scrub(org).layer(client);
             let metered = QuotaHeaderLayer::new(org).layer(judged);
             AimdLimitLayer::with_settings(org, &limit).classify(Stamped).layer(metered)
         });
-        Ok(retry.layer(balance.layer(client)))
+        Ok(retry.layer(balance.check(check).layer(client)))
+    }
+}
+
+impl<M: Clone + Send + 'static> RateLimitRetry<OrgBalance<M>> {
+    /// A handle to the pool while the stack runs: orgs join, go, are disabled and drained.
+    #[must_use]
+    pub fn members(&self) -> Members {
+        self.get_ref().members()
     }
 }
 
