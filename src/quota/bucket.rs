@@ -121,11 +121,8 @@ impl Bucket {
     }
 
     fn mark(&self) -> f64 {
-        let part = if self.shared {
-            SHARED_MARK * self.capacity
-        } else {
-            (MARK * self.capacity).min(self.refill * MARK_SPAN)
-        };
+        let part =
+            if self.shared { SHARED_MARK * self.capacity } else { (MARK * self.capacity).min(self.refill * MARK_SPAN) };
         part.max(MARK_CALLS.min(self.capacity)).max(f64::MIN_POSITIVE)
     }
 
