@@ -118,6 +118,17 @@ async fn p02_readiness_that_is_never_used_keeps_no_retry_from_its_slot() {
         assert!(begin.elapsed() <= 500 * MS, "within its backoff: {:?}", begin.elapsed());
         assert_eq!(probe.calls(), 2);
     }
+    // With a limiter that reserves right under the retry one idle instance is enough.
+    let probe = Probe::new(|n| Reply::Now(Ok(answer(if n == 0 { 503 } else { 200 }, &[]))));
+    let limiter = AimdLimitLayer::with_settings(&Org::new("a").cap(1), &open()).layer(probe.clone());
+    let retrying = RateLimitRetryLayer::builder().classifier(ByStatus).build().unwrap().layer(limiter);
+    let mut first = task::spawn(retrying.clone().oneshot(ask()));
+    assert!(first.poll().is_pending());
+    let mut idle = retrying.clone();
+    ServiceExt::<Request<Script>>::ready(&mut idle).await.unwrap();
+    assert!(timeout(3_600 * SECOND, &mut first).await.is_err(), "its retry waits for the slot for ever");
+    drop(idle);
+    assert_eq!(timeout(SECOND, first).await.unwrap().unwrap().status(), 200);
 }
 
 // P6

@@ -90,7 +90,7 @@ const POOR: &str = "TOWER_QUOTA_TEST_IS_POOR";
 #[cfg(unix)]
 #[test]
 fn b133_a_process_without_descriptors_blames_no_org() {
-    let again = r#"ulimit -n 64 && exec "$0" --exact net::b133_without_descriptors --nocapture"#;
+    let again = r#"ulimit -n 64 && exec "$0" --exact net::the_process_without_descriptors --nocapture"#;
     let ended = std::process::Command::new("sh")
         .arg("-c")
         .arg(again)
@@ -105,7 +105,7 @@ fn b133_a_process_without_descriptors_blames_no_org() {
 /// What the one above runs. By itself it has descriptors enough, and shows nothing.
 #[cfg(unix)]
 #[tokio::test]
-async fn b133_without_descriptors() {
+async fn the_process_without_descriptors() {
     use bytes::Bytes;
     use http::{Request, Response};
     use http_body_util::Full;
