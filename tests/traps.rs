@@ -472,7 +472,7 @@ async fn p28_under_a_steady_stream_nobody_waits_twice_the_mean() {
                     let request = Request::post("/").header("x-id", id).body(Full::<Bytes>::default()).unwrap();
                     let begin = Instant::now();
                     assert_eq!(stack.clone().oneshot(request).await.unwrap().status(), 200);
-                    if n >= 5 && n < 25 {
+                    if (5..25).contains(&n) {
                         ages.lock().unwrap().push((begin.elapsed(), id % 10 == 7));
                     }
                 }

@@ -150,11 +150,12 @@ async fn the_process_without_descriptors() {
 #[tokio::test(start_paused = true)]
 async fn b134_what_was_sent_counts_and_what_was_not_does_not() {
     // What each attempt meets, and how many of them may have been billed.
-    let local: fn() -> Answer = || Err(io::Error::from_raw_os_error(24).into());
-    let failing: fn() -> Answer = || Ok(say(500));
-    let refusing: fn() -> Answer = || Ok(with(429, "retry-after", 1));
-    let cut: fn() -> Answer = reset;
-    let rows: [(&[fn() -> Answer], u32); 6] = [
+    type Fault = fn() -> Answer;
+    let local: Fault = || Err(io::Error::from_raw_os_error(24).into());
+    let failing: Fault = || Ok(say(500));
+    let refusing: Fault = || Ok(with(429, "retry-after", 1));
+    let cut: Fault = reset;
+    let rows: [(&[Fault], u32); 6] = [
         (&[local, local, local, local, local], 0),
         (&[local, cut, local, local, local], 1),
         (&[cut, cut, cut, cut, cut], 5),
