@@ -229,37 +229,41 @@ async fn p07_readiness_from_before_a_hold_sends_nothing_to_the_held_org() {
 // P8
 
 #[test]
-fn p08_an_org_that_is_put_out_moves_no_call_of_the_others() {
+fn p08_an_org_that_goes_moves_no_call_of_the_others() {
     let names = ["a", "b", "c"];
-    for out in names {
-        for seed in 0..50 {
-            fastrand::seed(seed);
-            let desk = Desk::new(&names, 2);
-            let balance = desk.balance();
-            // One is in flight at each, so that all are known and none is preferred.
-            let mut flying: BTreeMap<u32, Call> = (0..3).map(|id| (id, call(&balance, id))).collect();
-            flying.values_mut().for_each(|call| assert_pending!(call.poll()));
-            desk.org(out).put_out(OutReason::Unauthorised);
-            let before = desk.hand(out).counts().calls;
-            for id in 10..13 {
-                let mut call = call(&balance, id);
-                assert_pending!(call.poll());
-                flying.insert(id, call);
-            }
-            assert_eq!(desk.hand(out).counts().calls, before, "it gets nothing any more");
-            // What each call says of who served it is what its member saw.
-            for (id, mut call) in std::mem::take(&mut flying) {
-                let Some(org) = names.into_iter().find(|org| desk.hand(org).has(id)) else {
-                    assert_pending!(call.poll());
-                    flying.insert(id, call);
-                    continue;
-                };
-                desk.hand(org).answer(id, 200);
-                let response = assert_ready!(call.poll()).unwrap();
-                assert_eq!((served_by(&response), *response.body()), (org, id));
-            }
-            for (_, ended) in settle(&mut flying) {
-                ended.unwrap();
+    for how in ["put out", "removed", "disabled"] {
+        for gone in names {
+            for seed in 0..30 {
+                fastrand::seed(seed);
+                let desk = Desk::new(&names, 2);
+                let balance = desk.balance();
+                // Two are in flight at each, and two wait: whatever is chosen is chosen by number.
+                let mut calls: BTreeMap<u32, Call> = (0..8).map(|id| (id, call(&balance, id))).collect();
+                calls.values_mut().for_each(|call| assert_pending!(call.poll()));
+                match how {
+                    "put out" => desk.org(gone).put_out(OutReason::Unauthorised),
+                    "removed" => drop(balance.members().remove(gone).unwrap()),
+                    _ => balance.members().disable(gone).unwrap(),
+                }
+                assert!(settle(&mut calls).is_empty());
+                let before = desk.hand(gone).counts().calls;
+                // One after another ends, and others come: all that is said of who served is what that member saw.
+                for id in 10..30 {
+                    let mut fresh = call(&balance, id);
+                    assert_pending!(fresh.poll());
+                    calls.insert(id, fresh);
+                    let flying = |org: &&str| desk.hand(org).in_flight().first().map(|id| ((*org).to_owned(), *id));
+                    let (org, id) = names.iter().find_map(flying).unwrap();
+                    desk.hand(&org).answer(id, 200);
+                    for (id, ended) in settle(&mut calls) {
+                        let response = ended.unwrap();
+                        assert_eq!((served_by(&response), *response.body()), (&*org, id), "{gone} {how}");
+                    }
+                }
+                assert_eq!(desk.hand(gone).counts().calls, before, "{gone} {how}: it gets nothing any more");
+                let others: usize =
+                    names.iter().filter(|org| **org != gone).map(|org| desk.hand(org).in_flight().len()).sum();
+                assert_eq!(others, 4, "{gone} {how}: and the others are full");
             }
         }
     }
