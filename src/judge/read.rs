@@ -24,7 +24,10 @@ pub(super) fn fault(error: BoxError) -> Error {
             error.stamp_mut().outcome = Outcome::of(Class::Local);
             break;
         }
-        cause = found.source();
+        // What an `io::Error` was made from is not among its sources.
+        let made_from =
+            found.downcast_ref().and_then(io::Error::get_ref).map(|inner| inner as &(dyn StdError + 'static));
+        cause = made_from.or_else(|| found.source());
     }
     error
 }
