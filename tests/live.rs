@@ -809,15 +809,20 @@ fn a_members_own_poll_or_call_may_change_the_pool() {
                 let a = Org::new("a");
                 let hand = Arc::new(Mutex::new(None));
                 let meddler = Meddler { members: hand.clone(), act, in_poll };
-                let layer = OrgBalanceLayer::new(Orgs::new([a.clone()]).unwrap(), move |_: &Org, ()| meddler.clone());
+                let layer = OrgBalanceLayer::new(Orgs::new([a.clone()]).unwrap(), move |org: &Org, ()| {
+                    AimdLimitLayer::new(org).release_at_head().layer(meddler.clone())
+                });
                 let mut balance = layer.layer(());
                 balance.members().add(Org::new("b")).unwrap();
                 balance.members().disable("b").unwrap();
                 *hand.lock().unwrap() = Some(balance.members());
                 let mut call = task::spawn(balance.call(Request::new(1)));
+                // Knows the fleet as it was.
+                let _idle = balance.clone();
                 // In its poll it is closed before it has taken the call, in its call after that.
                 assert_eq!(call.poll().is_ready(), !in_poll);
                 assert_eq!(a.standing(), standing);
+                assert_eq!(a.snapshot().in_flight, 0, "no slot is kept for a call that did not come");
                 assert_pending!(task::spawn(balance.call(Request::new(2))).poll());
                 // Ours, that of whoever makes members, b's, and a's unless it was removed.
                 let instances = if standing == Standing::Removed { 3 } else { 4 };
