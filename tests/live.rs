@@ -759,11 +759,13 @@ async fn the_stack_refuses_an_org_whose_key_no_header_may_carry() {
 
 // From within, and at length.
 
+type Act = fn(&Members);
+
 /// Does something in its `poll_ready` or its `call`, the first time.
 #[derive(Clone)]
 struct Meddler {
     members: Arc<Mutex<Option<Members>>>,
-    act: fn(&Members),
+    act: Act,
     in_poll: bool,
 }
 
@@ -796,7 +798,7 @@ impl Service<Request<u32>> for Meddler {
 
 #[test]
 fn a_members_own_poll_or_call_may_change_the_pool() {
-    let acts: [(fn(&Members), Standing); 3] = [
+    let acts: [(Act, Standing); 3] = [
         (|members| members.disable("a").unwrap(), Standing::Disabled),
         (|members| drop(members.drain("a").unwrap()), Standing::Disabled),
         (|members| drop(members.remove("a").unwrap()), Standing::Removed),
