@@ -2,7 +2,7 @@
 
 mod support;
 
-use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main, measurement::WallTime};
+use criterion::{BenchmarkGroup, Criterion, measurement::WallTime};
 
 use support::{
     callers::{Callers, Clock},
@@ -23,7 +23,8 @@ impl Visit for Group<'_, '_> {
 }
 
 fn layers(c: &mut Criterion) {
-    let on = Callers::new(1, Clock::Wall);
+    // With one thread it is the same time, without what others take of the machine.
+    let on = Callers::new(1, Clock::Processor);
     let _in_runtime = on.enter();
     let mut group = c.benchmark_group("layer");
     stacks::each_layer(&Wire::new(2), &mut Group { on: &on, group: &mut group });
@@ -57,5 +58,9 @@ fn plain(
     });
 }
 
-criterion_group!(benches, layers, limiters);
-criterion_main!(benches);
+fn main() {
+    let mut criterion = Criterion::default().configure_from_args();
+    layers(&mut criterion);
+    limiters(&mut criterion);
+    criterion.final_summary();
+}

@@ -283,16 +283,18 @@ fn http_limiter(callers: usize, threads: usize, (turns, clock): (u32, Clock)) ->
     }
 }
 
-/// The whole stack with many waiters against itself with few.
+/// The whole stack with many waiters against itself with few, either without what so many callers cost by themselves: more
+/// tasks find colder caches.
 fn waiters(callers: usize, threads: usize, (turns, clock): (u32, Clock)) -> Contest {
     let on = Rc::new(Callers::new(threads, clock));
     let _in_runtime = on.enter();
     let service = stacks::ours(3, Wire::new(turns));
-    Contest {
-        ours: side(&on, callers, service.clone(), request_of_family()),
-        theirs: side(&on, 512, service, request_of_family()),
-        floor: Some(side(&on, callers, Wire::new(turns), request())),
-    }
+    let net = |callers| {
+        let mut gross = side(&on, callers, service.clone(), request_of_family());
+        let mut floor = side(&on, callers, Wire::new(turns), request());
+        Box::new(move |calls| gross(calls) - floor(calls)) as Side
+    };
+    Contest { ours: net(callers), theirs: net(512), floor: Some(side(&on, callers, Wire::new(turns), request())) }
 }
 
 /// The whole stack over real HTTP against the client alone, with as many calls at once. A rate is meant, the provider's share
@@ -321,7 +323,8 @@ where
 {
     let on = on.clone();
     Box::new(move |calls| {
-        let each = calls.div_ceil(callers).max(1);
+        // Fewer, and beginning and end would be all that is measured.
+        let each = calls.div_ceil(callers).max(8);
         on.run(&service, &request, callers, each).as_nanos() as f64 / (each * callers) as f64
     })
 }

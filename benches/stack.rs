@@ -3,7 +3,7 @@
 
 mod support;
 
-use criterion::{BenchmarkGroup, Criterion, criterion_group, criterion_main, measurement::WallTime};
+use criterion::{BenchmarkGroup, Criterion, measurement::WallTime};
 
 use support::{
     callers::{Callers, Clock},
@@ -49,5 +49,9 @@ fn call(
     });
 }
 
-criterion_group!(benches, stack, waiters);
-criterion_main!(benches);
+fn main() {
+    let mut criterion = Criterion::default().configure_from_args();
+    stack(&mut criterion);
+    waiters(&mut criterion);
+    criterion.final_summary();
+}

@@ -31,6 +31,53 @@
 //! # Ok(()) }
 //! ```
 //!
+//! # What goes in
+//!
+//! The client is any `Service<Request<B>, Response = Response<RB>> + Clone + Send + 'static` whose errors go into a
+//! [`BoxError`](crate::outcome::BoxError), with `RB: Body + Unpin` whose errors do too. `B` is `Clone` besides, since a retried
+//! request is sent again (`Full<Bytes>` is cheap to clone), and a `Body`, since its length is an estimate of its cost. Where one
+//! of these is missing the stack is built all the same, but is no `Service`, and the compiler says so where it is first used.
+//!
+//! # What comes back
+//!
+//! `Ok` is any answer that another attempt would not better: a success, or a terminal refusal such as a 400. Its body is a
+//! [`Held`](crate::aimd::Held) (it keeps the slot) around an [`Answer`](crate::judge::Answer) (what the judge gathered) around your
+//! client's own. Gathered, as by default, its bytes are there without waiting; else read it like any body:
+//!
+//! ```
+//! # use http::{Request, Response}; use http_body_util::Full; use bytes::Bytes; use tower::{Service, ServiceExt};
+//! # use tower_quota::{judge::{Gather, JudgeLayer}, org::{Org, Orgs}, outcome::{BoxError, Stamp}, stack::Stack};
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), BoxError> {
+//! # let client = tower::service_fn(async |_: Request<Full<Bytes>>| Ok::<_, std::io::Error>(Response::new(Full::new(Bytes::from("hi")))));
+//! # let request = || Request::new(Full::new(Bytes::new()));
+//! # let orgs = Orgs::new([Org::new("research")])?;
+//! # let mut service = Stack::new(orgs.clone()).build(client)?;
+//! let answer = service.ready().await?.call(request()).await?;
+//! let bytes: Option<&Bytes> = answer.body().get_ref().bytes(); // None where it was not gathered
+//! # assert_eq!(bytes.ok_or("gathered")?, "hi");
+//! # let served_by = answer.extensions().get::<Stamp>().and_then(|stamp| stamp.org.clone());
+//! # assert_eq!(served_by.ok_or("signed")?.name(), "research");
+//!
+//! // Successes as they come, server-sent events for example; their slot is kept to the end of the stream:
+//! use http_body_util::BodyExt;
+//! # let client = tower::service_fn(async |_: Request<Full<Bytes>>| Ok::<_, std::io::Error>(Response::new(Full::new(Bytes::from("hi")))));
+//! let streaming = JudgeLayer::new().gather(Gather::ErrorsOnly);
+//! let mut service = Stack::new(orgs).judge(streaming).build(client)?;
+//! let mut answer = service.ready().await?.call(request()).await?;
+//! while let Some(frame) = answer.body_mut().frame().await {
+//!     let data = frame?.into_data();
+//!     # assert_eq!(data.map_err(|_| "no trailers here")?, "hi");
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! An error is a [`RetryError`](crate::retry::RetryError): exhausted, with the request in it, or the inner
+//! [`Error`](crate::outcome::Error). A body's error is a [`BoxError`](crate::outcome::BoxError), which `?` does not turn into a
+//! `Box<dyn Error>` without `Send + Sync`. Who served it is in the answer's [`Stamp`](crate::outcome::Stamp).
+//!
+//! What an org is doing is counted per model family: of the requests that carry a [`Family`] look at
+//! `org.family(&family).snapshot()`; `org.snapshot()` speaks of those without.
+//!
 //! # A stack of your own
 //!
 //! Each layer stands alone too. Compose your own where this one does not fit; what can be wrong with an org is asked before,
@@ -69,7 +116,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A layer that boxes errors, such as tower's timeout, goes below the judge or above the retry.
+//! A layer that boxes errors, such as tower's timeout, goes below the judge or above the retry. One that makes up answers, such
+//! as tower-http's timeout, wants a body that has a `Default`: it goes below the judge too, over a client whose bodies are
+//! boxed (`UnsyncBoxBody`), since hyper's `Incoming` has none. The example `custom_stack` has both, and a classifier of its own.
 
 use std::{fmt, time::Duration};
 
@@ -116,14 +165,16 @@ impl Stack {
         self
     }
 
-    /// How answers are read: what is gathered, up to what size.
+    /// How answers are read: what is gathered, up to what size. It replaces all that was set of the judge before, the
+    /// [`timeout`](Stack::timeout) too. Each org's key is scrubbed in any case.
     #[must_use]
     pub fn judge(mut self, judge: JudgeLayer) -> Self {
         self.judge = judge;
         self
     }
 
-    /// The longest that one attempt may take, from its call until its answer has been read. Default: no limit.
+    /// The longest that one attempt may take, from its call until its answer has been read; until its head, where the body is
+    /// not gathered. Default: no limit.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.judge = self.judge.timeout(timeout);
