@@ -1,8 +1,11 @@
 //! A ready-made HTTP client to stand below [`auth`](crate::auth): hyper's, with what this use of it wants set.
 //!
-//! Any other client will do as well. This one's pool of connections is *not* bounded: it opens one for every call that finds
-//! none idle, and keeps every idle one for a while. How many calls run at once is the limiter's business alone; a pool with a
-//! bound of its own would make calls queue where no layer sees them, with their timeouts running.
+//! Any other client will do as well ([what it must be](crate::stack#what-goes-in); the example `reqwest_client` has reqwest).
+//! Switch off its redirects, since a key must not follow one, and its own retries.
+//!
+//! This one's pool of connections is *not* bounded: it opens one for every call that finds none idle, and keeps every idle one
+//! for a while. How many calls run at once is the limiter's business alone; a pool with a bound of its own would make calls
+//! queue where no layer sees them, with their timeouts running.
 //!
 //! It speaks HTTP/1.1. Over HTTP/2 all calls to a host would share one connection, and those beyond the server's limit of
 //! streams would queue inside it, unseen again. It follows no redirects, decompresses nothing, and uses no proxy.

@@ -50,7 +50,8 @@ use crate::org::BuildError;
 /// How many requests are admitted in one poll without a result between, before other tasks are let run.
 const ADMITTED_AT_ONCE: usize = 128;
 
-/// Why an item has no response.
+/// Why an item has no response. It is an [`Error`](StdError) where the service's is; a boxed one, as tower's timeout has, is
+/// not: match [`Service`](DriveError::Service) for it.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriveError<E> {

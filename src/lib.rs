@@ -45,9 +45,8 @@
 //!
 //! let items = (0..100_000).map(move |item| {
 //!     let body = format!(r#"{{"model":"claude-haiku-4-5","max_tokens":64,"messages":[{{"role":"user","content":"{item}?"}}]}}"#);
-//!     let mut request = Request::post("/v1/messages").body(Full::new(Bytes::from(body))).expect("a literal path");
-//!     request.extensions_mut().insert(family.clone());
-//!     (item, request)
+//!     let request = Request::post("/v1/messages").extension(family.clone()).body(Full::new(Bytes::from(body)));
+//!     (item, request.expect("a literal path"))
 //! });
 //! let mut drive = Drive::iter(service, items, bound)?;
 //! while let Some((item, result)) = drive.next().await {
@@ -66,10 +65,12 @@
 //! | the ready-made composition | [`stack`] |
 //! | one layer in a stack of your own | [`aimd`], [`quota`], [`balance`], [`retry`], [`judge`], [`auth`] |
 //! | the orgs, their keys, what each is doing now | [`org`] |
+//! | to change limits, weights and the pool while it runs | [`balance`](balance#live-control) |
 //! | what an answer means, and what that implies | [`outcome`] |
 //! | every way a provider says "not before" | [`hint`] |
 //! | a stream of requests in, outcomes out | [`drive`] |
 //! | a provider to test against | `sim` (feature `sim`) |
+//! | whole programs: hyper, reqwest, streaming, one layer alone, tests | `examples/` |
 //!
 //! # Features
 //!

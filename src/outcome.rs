@@ -234,8 +234,10 @@ impl Outcome {
 
 /// Says what a response or an error means: the only question a lone layer asks of its surroundings.
 ///
-/// Implement it for your own response and error types to use [`aimd`](crate::aimd) or [`retry`](crate::retry) around
-/// something that is not HTTP.
+/// Implement it for your own response and error types to use [`aimd`](crate::aimd) around something that is not HTTP, or to
+/// judge otherwise than this crate does. One that asks [`Stamped`] or [`ByStatus`] for most answers hands on their
+/// [`stamp`](Classify::stamp) and [`head`](Classify::head) as well. Layers want it `Clone`; a closure will do, its types written
+/// out: `|result: Result<&Rows, &DbError>| …`.
 pub trait Classify<Res, E> {
     /// Classifies a result. Called once per attempt, on the caller's task; must not block.
     fn classify(&self, result: Result<&Res, &E>) -> Outcome;

@@ -31,10 +31,58 @@
 //! # Ok(()) }
 //! ```
 //!
+//! # What goes in
+//!
+//! The client is any `Service<Request<B>, Response = Response<RB>> + Clone + Send + 'static` whose errors go into a
+//! [`BoxError`](crate::outcome::BoxError), with `RB: Body + Unpin` whose errors do too. `B` is `Clone` besides, since a retried
+//! request is sent again (`Full<Bytes>` is cheap to clone), and a `Body`, since its length is an estimate of its cost. Where one
+//! of these is missing the stack is built all the same, but is no `Service`, and the compiler says so where it is first used.
+//!
+//! # What comes back
+//!
+//! `Ok` is any answer that another attempt would not better: a success, or a terminal refusal such as a 400. Its body is a
+//! [`Held`](crate::aimd::Held) (it keeps the slot) around an [`Answer`](crate::judge::Answer) (what the judge gathered) around your
+//! client's own. Gathered, as by default, its bytes are there without waiting; else read it like any body:
+//!
+//! ```
+//! # use http::{Request, Response}; use http_body_util::Full; use bytes::Bytes; use tower::{Service, ServiceExt};
+//! # use tower_quota::{judge::{Gather, JudgeLayer}, org::{Org, Orgs}, outcome::{BoxError, Stamp}, stack::Stack};
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), BoxError> {
+//! # let client = tower::service_fn(async |_: Request<Full<Bytes>>| Ok::<_, std::io::Error>(Response::new(Full::new(Bytes::from("hi")))));
+//! # let request = || Request::new(Full::new(Bytes::new()));
+//! # let orgs = Orgs::new([Org::new("research")])?;
+//! # let mut service = Stack::new(orgs.clone()).build(client)?;
+//! let answer = service.ready().await?.call(request()).await?;
+//! let bytes: Option<&Bytes> = answer.body().get_ref().bytes(); // None where it was not gathered
+//! # assert_eq!(bytes.ok_or("gathered")?, "hi");
+//! # let served_by = answer.extensions().get::<Stamp>().and_then(|stamp| stamp.org.clone());
+//! # assert_eq!(served_by.ok_or("signed")?.name(), "research");
+//!
+//! // Successes as they come, server-sent events for example; their slot is kept to the end of the stream:
+//! use http_body_util::BodyExt;
+//! # let client = tower::service_fn(async |_: Request<Full<Bytes>>| Ok::<_, std::io::Error>(Response::new(Full::new(Bytes::from("hi")))));
+//! let streaming = JudgeLayer::new().gather(Gather::ErrorsOnly);
+//! let mut service = Stack::new(orgs).judge(streaming).build(client)?;
+//! let mut answer = service.ready().await?.call(request()).await?;
+//! while let Some(frame) = answer.body_mut().frame().await {
+//!     let data = frame?.into_data();
+//!     # assert_eq!(data.map_err(|_| "no trailers here")?, "hi");
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! An error is a [`RetryError`](crate::retry::RetryError): exhausted, with the request in it, or the inner
+//! [`Error`](crate::outcome::Error). A body's error is a [`BoxError`](crate::outcome::BoxError), which `?` does not turn into a
+//! `Box<dyn Error>` without `Send + Sync`. Who served it is in the answer's [`Stamp`](crate::outcome::Stamp).
+//!
+//! What an org is doing is counted per model family: of the requests that carry a [`Family`] look at
+//! `org.family(&family).snapshot()`; `org.snapshot()` speaks of those without.
+//!
 //! # A stack of your own
 //!
 //! Each layer stands alone too. Compose your own where this one does not fit; what can be wrong with an org is asked before,
-//! since the function that makes members cannot fail:
+//! since the function that makes members cannot fail (and of orgs that join later by
+//! [`check`](crate::balance::OrgBalanceLayer::check)):
 //!
 //! ```
 //! # use http::{Request, Response}; use http_body_util::Full; use bytes::Bytes;
@@ -47,11 +95,10 @@
 //!     quota::QuotaHeaderLayer, retry::RateLimitRetryLayer,
 //! };
 //!
-//! for org in &orgs {
-//!     OrgAuthLayer::new(org)?;
-//! }
+//! let check = |org: &Org| OrgAuthLayer::new(org).map(drop);
+//! orgs.iter().try_for_each(check)?;
 //! let member = |org: &Org, client| {
-//!     let auth = OrgAuthLayer::new(org).expect("every org was checked above");
+//!     let auth = OrgAuthLayer::new(org).expect("every org is checked before");
 //!     ServiceBuilder::new()
 //!         .layer(AimdLimitLayer::new(org).classify(Stamped))
 //!         .layer(QuotaHeaderLayer::new(org))
@@ -61,7 +108,7 @@
 //! };
 //! let mut service = ServiceBuilder::new()
 //!     .layer(RateLimitRetryLayer::builder().max_attempts(3).build()?)
-//!     .layer(OrgBalanceLayer::new(orgs, member))
+//!     .layer(OrgBalanceLayer::new(orgs, member).check(check))
 //!     .service(client);
 //! # let request = Request::post("/v1/messages").body(Full::new(Bytes::from("{}")))?;
 //! let answer = service.ready().await?.call(request).await?;
@@ -69,16 +116,18 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A layer that boxes errors, such as tower's timeout, goes below the judge or above the retry.
+//! A layer that boxes errors, such as tower's timeout, goes below the judge or above the retry. One that makes up answers, such
+//! as tower-http's timeout, wants a body that has a `Default`: it goes below the judge too, over a client whose bodies are
+//! boxed (`UnsyncBoxBody`), since hyper's `Incoming` has none. The example `custom_stack` has both, and a classifier of its own.
 
-use std::{collections::HashMap, fmt, time::Duration};
+use std::{fmt, time::Duration};
 
 use tower_layer::Layer;
 
 use crate::{
     aimd::{AimdLimit, AimdLimitLayer, Settings},
     auth::{OrgAuth, OrgAuthLayer},
-    balance::{OrgBalance, OrgBalanceLayer},
+    balance::{Members, OrgBalance, OrgBalanceLayer},
     judge::{JudgeLayer, JudgeService},
     org::{BuildError, Family, Org, Orgs},
     outcome::Stamped,
@@ -89,7 +138,8 @@ use crate::{
 /// One org's stack for one model family, around the client `S`.
 pub type Member<S> = AimdLimit<QuotaHeader<JudgeService<OrgAuth<S>>>, Stamped>;
 
-/// The whole stack around the client `S`.
+/// The whole stack around the client `S`. Its pool is changed while it runs through
+/// [`members`](RateLimitRetry::members).
 pub type Stacked<S> = RateLimitRetry<OrgBalance<Member<S>>>;
 
 /// Builds the ready-made stack.
@@ -115,14 +165,16 @@ impl Stack {
         self
     }
 
-    /// How answers are read: what is gathered, up to what size.
+    /// How answers are read: what is gathered, up to what size. It replaces all that was set of the judge before, the
+    /// [`timeout`](Stack::timeout) too. Each org's key is scrubbed in any case.
     #[must_use]
     pub fn judge(mut self, judge: JudgeLayer) -> Self {
         self.judge = judge;
         self
     }
 
-    /// The longest that one attempt may take, from its call until its answer has been read. Default: no limit.
+    /// The longest that one attempt may take, from its call until its answer has been read; until its head, where the body is
+    /// not gathered. Default: no limit.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.judge = self.judge.timeout(timeout);
@@ -173,18 +225,25 @@ impl Stack {
         C: Clone + Send + 'static,
     {
         // What can be wrong is said now, not when a model family is first asked for.
-        let mut auth = HashMap::new();
-        for org in &self.orgs {
-            auth.insert(org.name().to_owned(), OrgAuthLayer::new(org)?);
-        }
+        let check = |org: &Org| OrgAuthLayer::new(org).map(drop);
+        self.orgs.iter().try_for_each(check)?;
         let Stack { orgs, limit, judge, retry } = self;
         let balance = OrgBalanceLayer::new(orgs, move |org: &Org, client: C| {
-            let client = auth[org.name()].layer(of_org(org, client));
+            let auth = OrgAuthLayer::new(org).expect("every org is checked before it is a member");
+            let client = auth.layer(of_org(org, client));
             let judged = judge.clone().scrub(org).layer(client);
             let metered = QuotaHeaderLayer::new(org).layer(judged);
             AimdLimitLayer::with_settings(org, &limit).classify(Stamped).layer(metered)
         });
-        Ok(retry.layer(balance.layer(client)))
+        Ok(retry.layer(balance.check(check).layer(client)))
+    }
+}
+
+impl<M: Clone + Send + 'static> RateLimitRetry<OrgBalance<M>> {
+    /// A handle to the pool while the stack runs: orgs join, go, are disabled and drained.
+    #[must_use]
+    pub fn members(&self) -> Members {
+        self.get_ref().members()
     }
 }
 

@@ -5,7 +5,7 @@
 mod support_balance;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     convert::Infallible,
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
@@ -25,7 +25,7 @@ use tower_quota::{
     aimd::{AimdLimitLayer, Settings},
     balance::OrgBalanceLayer,
     call::CallMemory,
-    org::{Family, Org, Orgs, OutReason},
+    org::{Drained, Family, Org, Orgs, OutReason},
     outcome::{Class, Stamp},
 };
 
@@ -55,8 +55,13 @@ struct World {
     balance: Balance,
     max_unbound: usize,
     names: Vec<&'static str>,
-    /// Org and family: the hand, and whether the member is out, with the calls it had by then.
+    /// Org and family: the hand, and whether the member is shut, with the calls it had by then.
     members: BTreeMap<(usize, usize), (Hand, Option<usize>)>,
+    /// Org and family.
+    out: BTreeSet<(usize, usize)>,
+    disabled: BTreeSet<usize>,
+    removed: BTreeSet<usize>,
+    drains: Vec<(usize, task::Spawn<Drained>)>,
     calls: BTreeMap<u32, Known>,
     next: u32,
     ended: BTreeMap<&'static str, usize>,
@@ -88,6 +93,10 @@ impl World {
             max_unbound,
             names,
             members,
+            out: BTreeSet::new(),
+            disabled: BTreeSet::new(),
+            removed: BTreeSet::new(),
+            drains: vec![],
             calls: BTreeMap::new(),
             next: 0,
             ended: BTreeMap::new(),
@@ -160,7 +169,7 @@ impl World {
         let bound = self.is_bound(id);
         if let (None, Some((org, of))) = (bound_before, bound) {
             assert_eq!(of, family, "call {id} is with another family");
-            assert!(self.members[&(org, of)].1.is_none(), "call {id} went to an org that is out");
+            assert!(self.members[&(org, of)].1.is_none(), "call {id} went to an org that is shut");
             for (other, known) in &mut self.calls {
                 if *other < id && known.family == family && known.in_line && !known.asleep {
                     known.overtaken += 1;
@@ -205,7 +214,7 @@ impl World {
     }
 
     fn none_left(&self, family: usize) -> bool {
-        self.members.iter().filter(|((_, of), _)| *of == family).all(|(_, (_, out))| out.is_some())
+        (0..self.names.len()).all(|org| self.removed.contains(&org) || self.out.contains(&(org, family)))
     }
 
     /// Polls whoever is awake and woken, in any order, until nobody is.
@@ -217,20 +226,92 @@ impl World {
         panic!("it never comes to rest");
     }
 
+    /// Some member, and its org as it is now.
+    fn some_member(&mut self) -> Option<(usize, Org)> {
+        let org = self.rng.usize(..self.names.len());
+        Some((org, self.balance.members().get(self.names[org])?))
+    }
+
     fn put_out(&mut self) {
-        let (org, family) = (self.rng.usize(..self.names.len()), self.rng.usize(..FAMILIES.len()));
-        let handle = self.desk.org(self.names[org]);
-        let families = if self.rng.bool() {
+        let family = self.rng.usize(..FAMILIES.len());
+        let Some((org, handle)) = self.some_member() else { return };
+        if self.rng.bool() {
             handle.put_out(OutReason::OutOfQuota);
-            0..FAMILIES.len()
+            self.out.extend((0..FAMILIES.len()).map(|family| (org, family)));
         } else {
             handle.family(&Family::new(FAMILIES[family])).put_family_out(OutReason::Unauthorised);
-            family..family + 1
-        };
-        for family in families {
-            let (hand, out) = self.members.get_mut(&(org, family)).unwrap();
-            let calls = hand.counts().calls;
-            out.get_or_insert(calls);
+            self.out.insert((org, family));
+        }
+        self.shut();
+    }
+
+    /// Notes the calls of whoever has been shut, and forgets them of whoever was opened.
+    fn shut(&mut self) {
+        for (at @ (org, _), (hand, shut)) in &mut self.members {
+            let is_shut = self.out.contains(at) || self.disabled.contains(org) || self.removed.contains(org);
+            *shut = is_shut.then(|| shut.unwrap_or(hand.counts().calls));
+        }
+    }
+
+    fn change_the_pool(&mut self) {
+        let members = self.balance.members();
+        let org = self.rng.usize(..self.names.len());
+        let name = self.names[org];
+        let known = members.get(name).is_some();
+        assert_eq!(known, !self.removed.contains(&org));
+        match self.rng.u8(..8) {
+            0..3 => {
+                assert_eq!(members.disable(name).is_ok(), known);
+                self.disabled.extend(known.then_some(org));
+            }
+            3 => {
+                if let Ok(drained) = members.drain(name) {
+                    let mut drained = task::spawn(drained);
+                    self.disabled.insert(org);
+                    if drained.poll().is_pending() {
+                        self.drains.push((org, drained));
+                    }
+                }
+            }
+            4..6 => {
+                assert_eq!(members.enable(name).is_ok(), known);
+                if known {
+                    self.disabled.remove(&org);
+                    self.out.retain(|(other, _)| *other != org);
+                }
+            }
+            6 if self.rng.bool() => {
+                assert_eq!(members.remove(name).is_ok(), known);
+                self.removed.insert(org);
+                self.drains.retain(|(other, _)| *other != org);
+            }
+            _ => {
+                assert_eq!(members.add(Org::new(name)).is_ok(), !known);
+                if !known {
+                    self.removed.remove(&org);
+                    self.disabled.remove(&org);
+                    self.out.retain(|(other, _)| *other != org);
+                }
+            }
+        }
+        self.shut();
+    }
+
+    /// A drain is over once nothing is in flight, and it is woken for that.
+    fn check_drains(&mut self) {
+        let drains = std::mem::take(&mut self.drains);
+        for (org, mut drain) in drains {
+            let flying: usize =
+                self.members.range((org, 0)..(org + 1, 0)).map(|(_, (hand, _))| hand.in_flight().len()).sum();
+            let over = !self.disabled.contains(&org) || flying == 0;
+            assert!(drain.is_woken() || !over, "nobody has told that {} is drained", self.names[org]);
+            if drain.is_woken() && drain.poll().is_ready() {
+                assert!(over, "{} of {} are in flight", flying, self.names[org]);
+                self.ended(if flying == 0 { "drained" } else { "enabled first" });
+            } else {
+                assert!(!over);
+                self.drains.push((org, drain));
+            }
         }
     }
 
@@ -280,29 +361,38 @@ impl World {
                 self.hand().held(held);
             }
             940..970 => self.hand().ring(),
-            970..990 => {
+            970..980 => {
                 let rings = self.rng.usize(1..5);
                 self.hand().ring_while_polled(rings);
             }
-            990..999 => {
+            980..985 => {
                 self.hand().fail(1);
             }
+            985..999 => self.change_the_pool(),
             // Twice in a run or so.
             _ => self.put_out(),
         }
     }
 
     fn check(&self) {
-        for (at, (hand, out)) in &self.members {
+        for (at, (hand, shut)) in &self.members {
             let (used, flying) = (hand.used(), hand.in_flight().len());
             let waits = self.calls.values().any(|known| known.family == at.1 && known.in_line);
             assert!(used - flying <= usize::from(waits), "{at:?} keeps {} slots for nobody", used - flying);
             if !waits {
                 assert_eq!((hand.registered(), hand.tokens()), (0, 0), "{at:?} waits for nobody");
             }
-            assert!(hand.counts().instances <= 1, "{at:?}: one instance each, once its family is asked for");
-            if let Some(calls) = out {
-                assert_eq!(hand.counts().calls, *calls, "{at:?} was called after it was out");
+            let most = usize::from(!self.removed.contains(&at.0));
+            assert!(hand.counts().instances <= most, "{at:?}: one instance each, once its family is asked for");
+            if let Some(calls) = shut {
+                assert_eq!(hand.counts().calls, *calls, "{at:?} was called after it was shut");
+            }
+            if self.disabled.contains(&at.0) || self.removed.contains(&at.0) {
+                assert_eq!(
+                    (used - flying, hand.registered(), hand.tokens()),
+                    (0, 0, 0),
+                    "{at:?} waits though disabled"
+                );
             }
         }
         for family in 0..FAMILIES.len() {
@@ -319,8 +409,8 @@ impl World {
                 continue;
             }
             assert!(!self.none_left(family), "{waiting:?} wait for orgs that are all out");
-            for (at, (hand, out)) in &self.members {
-                let free = at.1 == family && out.is_none() && hand.free() > 0;
+            for (at, (hand, shut)) in &self.members {
+                let free = at.1 == family && shut.is_none() && hand.free() > 0;
                 assert!(!free, "{waiting:?} wait while {at:?} has {} free", hand.free());
             }
         }
@@ -332,6 +422,14 @@ impl World {
         for known in self.calls.values_mut() {
             known.asleep = false;
         }
+        for name in &self.names {
+            let members = self.balance.members();
+            if members.enable(name).is_err() {
+                members.add(Org::new(name)).unwrap();
+            }
+        }
+        (self.out, self.disabled, self.removed) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        self.shut();
         for (hand, _) in self.members.values() {
             hand.fail(0).ring_while_polled(0).held(false).slots(2);
         }
@@ -355,6 +453,7 @@ impl World {
             assert!(self.calls.len() < before, "{before} calls, and none ends");
         }
         self.check();
+        self.check_drains();
         self.desk.assert_at_rest();
     }
 }
@@ -372,6 +471,7 @@ fn whatever_happens_nobody_waits_for_what_is_free_and_everything_is_returned() {
                     world.step();
                     world.settle();
                     world.check();
+                    world.check_drains();
                 }
             }));
             if let Err(panic) = ran {
@@ -384,7 +484,7 @@ fn whatever_happens_nobody_waits_for_what_is_free_and_everything_is_returned() {
         }
     }
     // The walk has been everywhere.
-    for how in ["answered", "retried", "without an org", "failed"] {
+    for how in ["answered", "retried", "without an org", "failed", "drained"] {
         assert!(ended.get(how).copied().unwrap_or(0) > 50, "{ended:?}");
     }
 }

@@ -202,6 +202,16 @@ async fn a_gathered_body_is_one_frame_and_its_trailers() {
     assert!(body.into_bytes().is_err());
 }
 
+#[tokio::test]
+async fn an_answer_that_is_kept_does_not_keep_the_connections_read_buffer() {
+    let buffer = Bytes::from(vec![b'x'; 8192]);
+    let part = buffer.slice(..100);
+    let service = service_fn(move |_: Request<()>| ready(Ok::<_, Infallible>(Response::new(Full::new(part.clone())))));
+    let answer = JudgeLayer::new().layer(service).oneshot(Request::new(())).await.unwrap();
+    assert_eq!(answer.body().bytes().unwrap().len(), 100);
+    assert!(buffer.is_unique(), "nobody else holds the buffer");
+}
+
 // The ceiling.
 
 #[tokio::test]

@@ -656,6 +656,7 @@ struct Scenario {
     after_s: f64,
     #[serde(default, rename = "against_bare")]
     _against_bare: bool,
+    cap: Option<usize>,
     provider: Config,
 }
 
@@ -706,7 +707,8 @@ async fn meets_its_bars(file: &str) {
         let mut config = scenario.provider.clone();
         config.dialect = dialect;
         let sim = Sim::new(config.clone()).unwrap();
-        let stack = Stack::new(pool(&config));
+        let capped = |org: &Org| scenario.cap.into_iter().fold(org.clone(), Org::cap);
+        let stack = Stack::new(Orgs::new(pool(&config).into_iter().map(capped)).unwrap());
         let family = item(dialect, 0).extensions().get::<Family>().unwrap().clone();
         let bound = stack.live_bound(&family);
         if let Some(live) = scenario.bars.live {
@@ -775,5 +777,6 @@ twins! {
     scenario_throttled_bare: "throttled-10s-bare.toml",
     scenario_throttled_hinted: "throttled-10s-hinted.toml",
     scenario_unlimited: "unlimited.toml",
+    scenario_unlimited_120_slots: "unlimited-120-slots.toml",
     scenario_unlimited_1ms: "unlimited-1ms.toml",
 }

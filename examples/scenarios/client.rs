@@ -21,6 +21,7 @@ pub(crate) struct ClientTask {
     pub(crate) openai: bool,
     pub(crate) requests: u64,
     pub(crate) bare: bool,
+    pub(crate) cap: Option<usize>,
     pub(crate) orgs: Vec<(String, String)>,
 }
 
@@ -70,7 +71,7 @@ fn requests(task: &ClientTask) -> impl Iterator<Item = (u64, Request<Full<Bytes>
 fn http_client(task: &ClientTask) -> tower_quota::client::HttpClient<Full<Bytes>> {
     let mut connector = hyper_util::client::legacy::connect::HttpConnector::new();
     connector.set_nodelay(true);
-    let in_flight = task.orgs.len() * if task.openai { 40 } else { 100 };
+    let in_flight = task.orgs.len() * task.cap.unwrap_or(if task.openai { 40 } else { 100 });
     hyper_util::client::legacy::Client::builder(hyper_util::rt::TokioExecutor::new())
         .pool_max_idle_per_host(in_flight)
         .build(connector)
@@ -79,10 +80,10 @@ fn http_client(task: &ClientTask) -> tower_quota::client::HttpClient<Full<Bytes>
 fn pool(task: &ClientTask) -> Result<Orgs, BoxError> {
     let base_url: Uri = task.base_url.parse()?;
     let dialect = if task.openai { Dialect::OpenAi } else { Dialect::Anthropic };
-    let orgs = task
-        .orgs
-        .iter()
-        .map(|(name, key)| Org::new(name).credential(Credential::new(key)).base_url(base_url.clone()).dialect(dialect));
+    let orgs = task.orgs.iter().map(|(name, key)| {
+        let org = Org::new(name).credential(Credential::new(key)).base_url(base_url.clone()).dialect(dialect);
+        task.cap.into_iter().fold(org, Org::cap)
+    });
     Ok(Orgs::new(orgs)?)
 }
 

@@ -43,6 +43,8 @@ struct Scenario {
     /// Runs the bare client and a tenth of the items beside, for the bars that compare.
     #[serde(default)]
     against_bare: bool,
+    /// The most calls in flight an org, instead of the default.
+    cap: Option<usize>,
     provider: Config,
 }
 
@@ -173,7 +175,7 @@ fn measure(scenario: &Scenario, dialect: Dialect, run: u64, show: bool) -> Resul
     config.seed += run;
     let fluid = config.fluid_limit(scenario.requests);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let (report, truth) = runtime.block_on(attempt(&config, scenario.requests, false))?;
+    let (report, truth) = runtime.block_on(attempt(&config, scenario, scenario.requests, false))?;
     let mut measured = Measured {
         wall: report.wall(),
         fluid,
@@ -191,8 +193,8 @@ fn measure(scenario: &Scenario, dialect: Dialect, run: u64, show: bool) -> Resul
         cpu_us: None,
     };
     if scenario.against_bare {
-        let (small, _) = runtime.block_on(attempt(&config, scenario.requests / 10, false))?;
-        let (bare, _) = runtime.block_on(attempt(&config, scenario.requests, true))?;
+        let (small, _) = runtime.block_on(attempt(&config, scenario, scenario.requests / 10, false))?;
+        let (bare, _) = runtime.block_on(attempt(&config, scenario, scenario.requests, true))?;
         measured.memory = Some(report.peak_kib as f64 / small.peak_kib.max(1) as f64);
         let each = |report: &ClientReport| report.cpu_s * 1e6 / scenario.requests as f64;
         measured.cpu_us = Some((each(&report), each(&bare)));
@@ -214,13 +216,19 @@ fn measure(scenario: &Scenario, dialect: Dialect, run: u64, show: bool) -> Resul
     Ok(measured)
 }
 
-async fn attempt(config: &Config, requests: u64, bare: bool) -> Result<(ClientReport, Truth), BoxError> {
+async fn attempt(
+    config: &Config,
+    scenario: &Scenario,
+    requests: u64,
+    bare: bool,
+) -> Result<(ClientReport, Truth), BoxError> {
     let server = Sim::new(config.clone())?.serve().await?;
     let task = ClientTask {
         base_url: server.base_url(),
         openai: config.dialect == Dialect::OpenAi,
         requests,
         bare,
+        cap: scenario.cap,
         orgs: config.orgs.iter().map(|org| (org.name.clone(), org.key.expose().to_owned())).collect(),
     };
     // The keys are the simulation's own, so they may stand on a command line.

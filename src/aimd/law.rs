@@ -18,7 +18,7 @@ use super::{
     settings::Settings,
 };
 use crate::{
-    org::{Change, Hold, HoldReason, LimitCell, Why},
+    org::{Change, Hold, HoldReason, LimitCell, Tuning, Why},
     outcome::{Class, Outcome},
 };
 
@@ -148,6 +148,8 @@ impl Law {
         LimitCell {
             limit: self.limit,
             cap: self.cap,
+            floor: self.settings.floor.min(self.cap),
+            ceiling: self.settings.ceiling,
             epoch: self.epoch,
             throttled: self.throttled,
             pace: self.pace.as_ref().map(Pace::rate),
@@ -162,6 +164,36 @@ impl Law {
     fn note(&mut self, from: f64, to: f64, why: Why, now: Instant) {
         if from != to {
             self.changes.push(Change::new(now, from, to, why));
+        }
+    }
+
+    /// The bounds change. No call in flight is lost by it: where there are more than are allowed now, none is admitted.
+    pub(crate) fn retune(&mut self, tuning: Tuning, now: Instant) {
+        let from = self.limit;
+        // After a hold the window opens from one call whatever the limit is.
+        let fully_open = self.open >= self.limit && (self.epoch == 0 || !self.sounding);
+        self.settings.floor = tuning.floor.unwrap_or(self.settings.floor);
+        if let Some(cap) = tuning.cap.map(|cap| cap.max(1)) {
+            let bound = self.limit >= self.cap as f64;
+            let raised = cap > self.cap;
+            self.cap = cap;
+            // Nothing is known of the levels above, as at the start. A limit that was found by refusals is known.
+            self.slow_start |= raised && bound;
+            if raised && self.slow_start {
+                self.limit = self.limit.max(self.warm_up());
+            }
+        }
+        self.limit = self.within(self.limit);
+        self.open = if fully_open { self.limit } else { self.open.min(self.limit) };
+        self.note(from, self.limit, Why::Retuned, now);
+        if let Some(ceiling) = tuning.ceiling {
+            self.settings.ceiling = ceiling;
+            let latest = now + ceiling.min(FAR);
+            if let Some(hold) = &mut self.hold {
+                if hold.until > latest && hold.reason != HoldReason::Backoff {
+                    *hold = Hold::new(latest, HoldReason::Parked);
+                }
+            }
         }
     }
 
@@ -474,532 +506,4 @@ impl Law {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    fn settings() -> Settings {
-        Settings::builder().spread(Duration::ZERO).build().unwrap()
-    }
-
-    fn law(cap: usize, start: f64) -> Law {
-        let settings = Settings::builder().spread(Duration::ZERO).start(start).build().unwrap();
-        let mut law = Law::new(settings, cap, fastrand::Rng::with_seed(7));
-        law.quota_told(true);
-        law
-    }
-
-    /// The same where nothing tells the quota.
-    fn untold(cap: usize, start: f64) -> (Law, Instant) {
-        let (mut law, now) = open(cap, start);
-        law.quota_told(false);
-        (law, now)
-    }
-
-    /// A law whose depth has been sounded.
-    fn open(cap: usize, start: f64) -> (Law, Instant) {
-        let now = Instant::now();
-        let mut law = law(cap, start);
-        let call = law.admitted(1, now);
-        law.answered(call, ok(), 1, now);
-        (law, now)
-    }
-
-    fn ok() -> Outcome {
-        Outcome::of(Class::Ok)
-    }
-
-    fn bare() -> Outcome {
-        Outcome::of(Class::Throttled)
-    }
-
-    fn hinted(now: Instant, wait: Duration) -> Outcome {
-        bare().not_before(Some(now + wait))
-    }
-
-    /// One full window: as many in flight as allowed, all answered well, a second later.
-    fn full_window(law: &mut Law, now: &mut Instant) {
-        let slots = law.slots(*now);
-        let calls: Vec<_> = (1..=slots).map(|n| law.admitted(n, *now)).collect();
-        *now += SECOND;
-        for call in calls {
-            law.answered(call, ok(), slots, *now);
-        }
-    }
-
-    #[test]
-    fn the_first_call_travels_alone_then_a_quarter_of_the_cap_is_open() {
-        let now = Instant::now();
-        let mut law = Law::new(settings(), 100, fastrand::Rng::with_seed(1));
-        assert_eq!(law.slots(now), 1);
-        let call = law.admitted(1, now);
-        law.answered(call, ok(), 1, now);
-        assert_eq!(law.slots(now), 25);
-    }
-
-    #[test]
-    fn a_lone_call_that_got_no_answer_leaves_the_depth_unsounded() {
-        let now = Instant::now();
-        for class in [Class::Transport, Class::Overloaded, Class::Unauthorised, Class::Local] {
-            let mut law = law(100, 0.25);
-            let call = law.admitted(1, now);
-            law.answered(call, Outcome::of(class), 1, now);
-            assert_eq!(law.slots(now), 1, "{class}");
-        }
-        for class in [Class::Rejected, Class::Terminal, Class::TooLarge] {
-            let mut law = law(100, 0.25);
-            let call = law.admitted(1, now);
-            law.answered(call, Outcome::of(class), 1, now);
-            assert_eq!(law.slots(now), 25, "{class}");
-        }
-    }
-
-    #[test]
-    fn it_doubles_per_full_window_until_the_first_cut_then_adds_one() {
-        let (mut law, mut now) = open(100, 0.1);
-        for expected in [20, 40, 80, 100, 100] {
-            full_window(&mut law, &mut now);
-            assert_eq!(law.slots(now), expected);
-        }
-        let call = law.admitted(100, now);
-        law.answered(call, bare(), 100, now);
-        let cut = law.slots(now);
-        full_window(&mut law, &mut now);
-        assert_eq!(law.slots(now), cut + 1);
-    }
-
-    #[test]
-    fn from_four_to_four_hundred_takes_seven_windows() {
-        let (mut law, mut now) = open(400, 0.01);
-        let windows = (1..20).find(|_| {
-            full_window(&mut law, &mut now);
-            law.slots(now) == 400
-        });
-        assert_eq!(windows, Some(7));
-    }
-
-    #[test]
-    fn it_does_not_grow_while_it_is_not_reached() {
-        let (mut law, now) = open(100, 0.2);
-        for _ in 0..1_000 {
-            let call = law.admitted(2, now);
-            law.answered(call, ok(), 2, now);
-        }
-        assert_eq!(law.slots(now), 20);
-    }
-
-    #[test]
-    fn a_limit_of_one_that_is_used_grows() {
-        let (mut law, mut now) = open(100, 0.01);
-        full_window(&mut law, &mut now);
-        assert_eq!(law.slots(now), 2);
-    }
-
-    #[test]
-    fn a_hundred_refusals_of_one_epoch_are_one_cut() {
-        let (mut law, now) = open(100, 1.0);
-        let epochs: Vec<_> = (1..=100).map(|n| law.admitted(n, now)).collect();
-        law.answered(epochs[0], ok(), 100, now);
-        for (i, epoch) in epochs.into_iter().enumerate() {
-            law.answered(epoch, hinted(now, SECOND), 100 - i, now);
-        }
-        assert_eq!(law.limit(), 50.0);
-        assert_eq!(law.epoch(), 1);
-    }
-
-    #[test]
-    fn a_bare_refusal_stays_near_the_point_of_refusal_and_holds_nothing() {
-        let (mut law, mut now) = open(100, 1.0);
-        full_window(&mut law, &mut now);
-        let call = law.admitted(40, now);
-        law.answered(call, bare(), 40, now);
-        assert_eq!(law.limit(), 36.0);
-        assert_eq!(law.slots(now), 36);
-    }
-
-    #[test]
-    fn a_window_refused_as_a_whole_falls_back_to_one_call_and_a_pause() {
-        let (mut law, now) = open(100, 0.25);
-        let call = law.admitted(25, now);
-        law.answered(call, bare(), 25, now);
-        assert!(law.slots(now) > 1, "the epoch had been served");
-        let call = law.admitted(20, now);
-        law.answered(call, bare(), 20, now);
-        assert_eq!(law.slots(now), 0);
-        assert_eq!(law.slots(now + SECOND), 1);
-    }
-
-    #[test]
-    fn a_hold_ends_at_its_hint_and_one_call_goes_first_then_the_window_doubles() {
-        let (mut law, now) = open(100, 0.4);
-        let call = law.admitted(40, now);
-        law.answered(call, hinted(now, 30 * SECOND), 40, now);
-        let before = now + 30 * SECOND - Duration::from_millis(1);
-        assert_eq!(law.slots(before), 0);
-        let mut then = now + 30 * SECOND;
-        assert_eq!(law.slots(then), 1);
-        let mut seen = vec![];
-        let call = law.admitted(1, then);
-        law.answered(call, ok(), 1, then);
-        for _ in 0..6 {
-            seen.push(law.slots(then));
-            full_window(&mut law, &mut then);
-        }
-        assert_eq!(seen, [1, 2, 4, 8, 16, 20], "spread up to the halved limit");
-    }
-
-    #[test]
-    fn only_an_answer_of_the_current_epoch_ends_the_sounding() {
-        let (mut law, now) = open(100, 0.4);
-        let old = law.admitted(40, now);
-        law.answered(old, hinted(now, SECOND), 40, now);
-        let mut then = now + 2 * SECOND;
-        law.answered(old, ok(), 39, then);
-        assert_eq!(law.slots(then), 1, "an answer from before the hold says nothing");
-        let call = law.admitted(1, then);
-        law.answered(call, ok(), 1, then);
-        full_window(&mut law, &mut then);
-        assert_eq!(law.slots(then), 2);
-    }
-
-    #[test]
-    fn the_longest_hint_wins() {
-        let (mut law, now) = open(100, 0.4);
-        let call = law.admitted(40, now);
-        for wait in [5, 20, 1] {
-            law.answered(call, hinted(now, wait * SECOND), 40, now);
-        }
-        assert_eq!(law.held_until(now), Some(now + 20 * SECOND));
-    }
-
-    #[test]
-    fn a_hint_beyond_the_ceiling_parks_the_org_until_a_probe() {
-        let (mut law, now) = open(100, 0.4);
-        let call = law.admitted(40, now);
-        law.answered(call, hinted(now, Duration::from_secs(999_999)), 40, now);
-        let hold = law.hold().unwrap();
-        assert_eq!(hold.reason, HoldReason::Parked);
-        assert_eq!(hold.until, now + crate::outcome::DEFAULT_CEILING);
-        assert_eq!(law.slots(hold.until), 1);
-        let call = law.admitted(1, hold.until);
-        law.answered(call, ok(), 1, hold.until);
-        assert!(law.held_until(hold.until).is_none(), "one good answer reopens it long before the hint");
-    }
-
-    #[test]
-    fn a_hint_cut_down_to_the_ceiling_by_its_reader_parks_too() {
-        let read = Instant::now();
-        let now = read + Duration::from_millis(3);
-        for (wait, reason) in [(300, HoldReason::Parked), (298, HoldReason::Hint)] {
-            let mut law = law(100, 0.25);
-            let call = law.admitted(1, now);
-            law.answered(call, hinted(read, wait * SECOND), 1, now);
-            assert_eq!(law.hold().unwrap().reason, reason, "{wait}");
-        }
-    }
-
-    #[test]
-    fn a_hold_is_spread_later_never_earlier() {
-        let settings = Settings::builder().spread(SECOND).build().unwrap();
-        let mut ends = std::collections::BTreeSet::new();
-        for seed in 0..50 {
-            let now = Instant::now();
-            let mut law = Law::new(settings.clone(), 100, fastrand::Rng::with_seed(seed));
-            let call = law.admitted(1, now);
-            law.answered(call, hinted(now, 30 * SECOND), 1, now);
-            let wait = law.held_until(now).unwrap() - now;
-            assert!((30 * SECOND..=31 * SECOND).contains(&wait), "{wait:?}");
-            ends.insert(wait);
-        }
-        assert!(ends.len() > 45);
-    }
-
-    #[test]
-    fn a_lone_black_hole_gets_few_calls_with_growing_pauses() {
-        let start = Instant::now();
-        let (mut law, mut now, mut calls) = (law(100, 0.25), start, vec![]);
-        while now < start + 20 * SECOND {
-            match law.held_until(now) {
-                Some(until) => now = until,
-                None => {
-                    let call = law.admitted(1, now);
-                    calls.push(now - start);
-                    // `retry-after: 0` and a date in the past are no hint, so they look like this too.
-                    law.answered(call, bare(), 1, now);
-                }
-            }
-        }
-        assert!(calls.iter().filter(|at| **at < SECOND).count() <= 4, "{calls:?}");
-        for second in 1..20u32 {
-            let range = second * SECOND..(second + 1) * SECOND;
-            assert!(calls.iter().filter(|at| range.contains(at)).count() <= 1, "{calls:?}");
-        }
-    }
-
-    #[test]
-    fn a_good_answer_forgets_the_strikes() {
-        let now = Instant::now();
-        let mut law = law(100, 0.25);
-        let mut at = now;
-        for _ in 0..5 {
-            let call = law.admitted(1, at);
-            law.answered(call, bare(), 1, at);
-            at = law.held_until(at).unwrap();
-        }
-        let call = law.admitted(1, at);
-        law.answered(call, ok(), 1, at);
-        assert_eq!(law.strikes, 0);
-    }
-
-    #[test]
-    fn a_cut_never_raises_a_limit_and_a_cap_below_the_floor_wins() {
-        let now = Instant::now();
-        let settings = Settings::builder().floor(4).spread(Duration::ZERO).build().unwrap();
-        let mut law = Law::new(settings, 1, fastrand::Rng::with_seed(1));
-        let call = law.admitted(1, now);
-        law.answered(call, ok(), 1, now);
-        let call = law.admitted(1, now);
-        law.answered(call, hinted(now, SECOND), 1, now);
-        assert_eq!(law.limit(), 1.0);
-        assert_eq!(law.slots(now + SECOND), 1);
-    }
-
-    fn fly(law: &mut Law, n: usize, now: Instant) -> Vec<Admitted> {
-        (1..=n).map(|n| law.admitted(n, now)).collect()
-    }
-
-    #[test]
-    fn untold_a_burst_comes_down_to_what_fitted_whichever_of_it_was_refused() {
-        let (mut law, now) = untold(100, 0.25);
-        let calls = fly(&mut law, 25, now);
-        law.answered(calls[24], ok(), 25, now);
-        for (i, refused) in [7, 0, 23, 3, 11].into_iter().enumerate() {
-            law.answered(calls[refused], bare(), 25 - i, now);
-        }
-        assert_eq!((law.limit(), law.epoch()), (20.0, 1));
-        let why: Vec<_> = law.changes().map(|change| change.why).collect();
-        assert_eq!(why, [Why::Refused, Why::Refined, Why::Refined, Why::Refined, Why::Refined]);
-    }
-
-    #[test]
-    fn untold_a_burst_takes_half_at_most() {
-        let (mut law, now) = untold(100, 1.0);
-        let calls = fly(&mut law, 100, now);
-        for (i, call) in calls.into_iter().enumerate() {
-            law.answered(call, bare(), 100 - i, now);
-        }
-        assert_eq!((law.limit(), law.epoch()), (50.0, 1));
-    }
-
-    #[test]
-    fn untold_it_rests_below_the_point_of_refusal_then_probes_by_one_two_four() {
-        let (mut law, mut now) = untold(100, 0.25);
-        full_window(&mut law, &mut now);
-        assert_eq!(law.limit(), 50.0);
-        let calls = fly(&mut law, 50, now);
-        law.answered(calls[0], ok(), 50, now);
-        law.answered(calls[49], bare(), 49, now);
-        let mut seen = vec![];
-        for _ in 0..5 {
-            seen.push(law.limit());
-            full_window(&mut law, &mut now);
-        }
-        assert_eq!(seen, [49.0, 50.0, 52.0, 56.0, 64.0], "a window of a second outlasts the first rest");
-        // Refused again five seconds later: it rests for ten.
-        let calls = fly(&mut law, 72, now);
-        law.answered(calls[0], ok(), 72, now);
-        law.answered(calls[71], bare(), 72, now);
-        let cut = law.limit();
-        for _ in 0..9 {
-            full_window(&mut law, &mut now);
-            assert_eq!(law.limit(), cut);
-        }
-        full_window(&mut law, &mut now);
-        assert_eq!(law.limit(), cut + 1.0);
-    }
-
-    #[test]
-    fn untold_a_second_refusal_before_anything_was_served_halves_and_a_third_pauses() {
-        let (mut law, now) = untold(100, 0.2);
-        let first = law.admitted(20, now);
-        law.answered(first, bare(), 20, now);
-        let second = law.admitted(19, now);
-        law.answered(second, bare(), 19, now);
-        assert_eq!((law.limit(), law.slots(now)), (9.5, 9));
-        let third = law.admitted(9, now);
-        law.answered(third, bare(), 9, now);
-        assert_eq!(law.slots(now), 0);
-        assert_eq!(law.slots(now + SECOND), 1);
-    }
-
-    #[test]
-    fn untold_lone_calls_refused_after_others_were_served_start_a_pace() {
-        let (mut law, start) = untold(100, 0.01);
-        let at = |ms: u64| start + Duration::from_millis(ms);
-        // Ten a second, one at a time, then a refusal: nothing but the rate can be too high.
-        for i in 0..20 {
-            let call = law.admitted(1, at(100 * i));
-            law.answered(call, ok(), 1, at(100 * i + 50));
-        }
-        let call = law.admitted(1, at(2_000));
-        assert_eq!(law.cell().pace, None);
-        law.answered(call, bare(), 1, at(2_000));
-        let pace = law.cell().pace.unwrap();
-        assert!((9.7..=10.3).contains(&pace), "{pace}");
-        assert_eq!(law.slots(at(2_000)), 0, "no start before its turn");
-        let opens = law.opens_at(0, at(2_000)).unwrap();
-        assert_eq!(law.free(0, opens), 1);
-        assert_eq!(law.opens_at(law.width(), at(2_000)), None, "time alone frees no slot");
-        law.quota_told(true);
-        assert_eq!(law.cell().pace, None, "headers know better");
-    }
-
-    #[test]
-    fn untold_a_refusal_just_above_a_low_concurrency_limit_starts_no_pace() {
-        let (mut law, mut now) = untold(100, 0.01);
-        while law.limit() < 3.0 {
-            full_window(&mut law, &mut now);
-        }
-        let calls = fly(&mut law, 3, now);
-        law.answered(calls[2], bare(), 3, now);
-        assert_eq!((law.cell().pace, law.limit()), (None, 2.0));
-    }
-
-    #[test]
-    fn untold_after_a_hint_it_rests_long_enough_that_holds_cost_a_twenty_fifth() {
-        let (mut law, mut now) = untold(100, 0.2);
-        let calls = fly(&mut law, 20, now);
-        law.answered(calls[19], hinted(now, SECOND), 20, now);
-        assert_eq!(law.limit(), 19.0, "a refusal with a hint is a point of refusal too");
-        let refused = now;
-        now += SECOND;
-        let lone = law.admitted(1, now);
-        law.answered(lone, ok(), 1, now);
-        assert_eq!(law.slots(now), 9, "after a short hold half is open at once");
-        while law.limit() < 19.5 {
-            full_window(&mut law, &mut now);
-        }
-        assert_eq!(now - refused, 26 * SECOND);
-    }
-
-    #[test]
-    fn growth_is_bounded_by_time_however_fast_the_answers() {
-        let settings = Settings::builder().start(0.01).growth_per_second(16.0).build().unwrap();
-        let start = Instant::now();
-        let mut law = Law::new(settings, 10_000, fastrand::Rng::with_seed(1));
-        let sound = law.admitted(1, start);
-        law.answered(sound, ok(), 1, start);
-        for ms in 0..1_000 {
-            let now = start + Duration::from_millis(ms);
-            let slots = law.slots(now);
-            for call in fly(&mut law, slots, now) {
-                law.answered(call, ok(), 1, now);
-            }
-            let bound = 100.0 * 16f64.powf(ms as f64 / 1e3);
-            assert!(law.limit() <= bound.max(100.0) + 1e-6, "{} after {ms} ms", law.limit());
-        }
-        assert_eq!(law.limit(), 800.0);
-    }
-
-    #[test]
-    fn after_an_idle_phase_a_burst_begins_with_the_warm_up_and_the_limit_stays() {
-        let (mut law, mut now) = open(100, 0.25);
-        full_window(&mut law, &mut now);
-        full_window(&mut law, &mut now);
-        assert_eq!(law.slots(now), 100);
-        // Two a second for ten minutes: in use, but no more than before a burst.
-        for _ in 0..1_200 {
-            now += SECOND / 2;
-            let call = law.admitted(1, now);
-            law.answered(call, ok(), 1, now);
-        }
-        assert_eq!((law.limit(), law.slots(now)), (100.0, 25));
-        full_window(&mut law, &mut now);
-        assert_eq!(law.slots(now), 50);
-    }
-
-    #[test]
-    fn what_was_in_use_a_short_while_ago_is_taken_up_at_once() {
-        let (mut law, mut now) = open(100, 0.25);
-        full_window(&mut law, &mut now);
-        full_window(&mut law, &mut now);
-        now += 4 * SECOND;
-        law.admitted(1, now);
-        assert_eq!(law.slots(now), 100);
-    }
-
-    #[derive(Clone, Debug)]
-    enum Event {
-        Admit,
-        Answer { call: usize, class: Class, hint_ms: Option<u64> },
-        Drop { call: usize },
-        Wait { ms: u64 },
-    }
-
-    fn event() -> impl Strategy<Value = Event> {
-        prop_oneof![
-            4 => Just(Event::Admit),
-            4 => (any::<usize>(), proptest::sample::select(&Class::ALL[..]), proptest::option::of(0..100_000u64))
-                .prop_map(|(call, class, hint_ms)| Event::Answer { call, class, hint_ms }),
-            1 => any::<usize>().prop_map(|call| Event::Drop { call }),
-            1 => (0..40_000u64).prop_map(|ms| Event::Wait { ms }),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn the_limit_stays_in_bounds_cuts_are_fewer_than_epochs_and_something_can_always_move(
-            cap in 1..300usize,
-            floor in 1..10usize,
-            start in 0.001..1.0f64,
-            cut in 0.01..0.99f64,
-            told: bool,
-            events in proptest::collection::vec(event(), 1..400),
-        ) {
-            let settings = Settings::builder().floor(floor).start(start).cut(cut).build().unwrap();
-            let mut law = Law::new(settings, cap, fastrand::Rng::with_seed(3));
-            law.quota_told(told);
-            let mut now = Instant::now();
-            let mut flying: Vec<Admitted> = vec![];
-            let mut cuts = 0u64;
-            for event in events {
-                let limit_before = law.limit();
-                match event {
-                    Event::Admit => if law.free(flying.len(), now) > 0 {
-                        let n = flying.len() + 1;
-                        flying.push(law.admitted(n, now));
-                    },
-                    Event::Answer { call, class, hint_ms } => if !flying.is_empty() {
-                        let in_flight = flying.len();
-                        let call = flying.swap_remove(call % in_flight);
-                        let at = hint_ms.map(|ms| now + Duration::from_millis(ms));
-                        law.answered(call, Outcome::of(class).not_before(at), in_flight, now);
-                        if law.limit() < limit_before {
-                            prop_assert_eq!(class, Class::Throttled);
-                        }
-                        // What refines a cut by the rest of its burst is no cut of its own.
-                        cuts += law.changes().filter(|change| change.to < change.from && change.why != Why::Refined).count() as u64;
-                    },
-                    Event::Drop { call } => if !flying.is_empty() {
-                        let n = flying.len();
-                        flying.swap_remove(call % n);
-                        prop_assert_eq!(law.limit(), limit_before);
-                    },
-                    Event::Wait { ms } => now += Duration::from_millis(ms),
-                }
-                prop_assert!(law.limit().is_finite());
-                prop_assert!(law.limit() >= 1.0 && law.limit() <= cap as f64);
-                prop_assert!(law.open <= law.limit && law.open >= 1.0);
-                prop_assert!(cuts <= law.epoch());
-                prop_assert!(law.slots(now) <= cap);
-                // Progress: free now, or at a known time, or when what flies comes back.
-                let opens = law.opens_at(0, now).unwrap_or(now);
-                prop_assert!(opens <= now + Duration::from_secs(301));
-                prop_assert!(law.slots(opens) >= 1);
-                prop_assert!(law.cell().pace.is_none_or(|pace| pace.is_finite() && pace > 0.0));
-            }
-        }
-    }
-}
+mod tests;

@@ -209,7 +209,8 @@ impl SettingsBuilder {
 /// Defaults: sonnet 100, haiku 120, opus 40, any other 40. They are those of the earlier dispatcher, whose single process ran
 /// 2,500 calls at 100 in flight without a refusal (p50 1.5 s).
 ///
-/// What was set for a family here wins, then the org's own cap ([`Org::cap`]), then the default.
+/// What was tuned wins ([`Tuning::cap`](crate::org::Tuning::cap)), then what was set for a family here, then the org's own
+/// cap ([`Org::cap`]), then the default.
 #[derive(Clone, Debug, Default)]
 pub struct Caps {
     families: BTreeMap<Family, usize>,
@@ -267,7 +268,7 @@ impl Caps {
     pub fn of(&self, org: &Org) -> usize {
         let family = org.model_family().as_str();
         let set = self.families.get(&Family::new(&spelling(family))).copied();
-        set.or(org.own_cap()).unwrap_or(match family {
+        org.tuning().cap.or(set).or(org.own_cap()).unwrap_or(match family {
             "sonnet" => 100,
             "haiku" => 120,
             _ => 40,

@@ -1,6 +1,9 @@
 //! The slots of one limit, and the permit that is one of them.
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, Weak},
+    task::{Wake, Waker},
+};
 
 use tokio::time::Instant;
 
@@ -18,14 +21,56 @@ pub(crate) struct Slots {
     law: Law,
     in_flight: usize,
     org: Org,
+    /// Woken when the org is retuned.
+    tuner: Option<Waker>,
 }
 
 pub(crate) type SlotGate = Gate<Slots>;
 
 pub(crate) fn slots(org: &Org, settings: &Settings) -> Arc<SlotGate> {
     let law = Law::new(settings.clone(), settings.caps.of(org), fastrand::Rng::new());
-    org.write_limit(law.cell(), law.hold(), []);
-    Gate::new(Slots { law, in_flight: 0, org: org.clone() })
+    let gate = Gate::new(Slots { law, in_flight: 0, org: org.clone(), tuner: None });
+    let tuner = Waker::from(Arc::new(Tuner(Arc::downgrade(&gate))));
+    org.watch_tuning(&tuner);
+    gate.update(|slots, now| {
+        slots.tuner = Some(tuner);
+        slots.retune(now);
+    });
+    gate
+}
+
+/// Brings what was tuned from the board to the law.
+struct Tuner(Weak<SlotGate>);
+
+impl Wake for Tuner {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if let Some(gate) = self.0.upgrade() {
+            gate.update(Slots::retune);
+        }
+    }
+}
+
+impl Slots {
+    fn retune(&mut self, now: Instant) {
+        self.law.retune(self.org.tuning(), now);
+        self.write();
+    }
+
+    fn write(&mut self) {
+        self.org.write_limit(self.law.cell(), self.law.hold(), self.law.changes());
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        if let Some(tuner) = &self.tuner {
+            self.org.unwatch_tuning(tuner);
+        }
+    }
 }
 
 impl Admission for Slots {
@@ -72,7 +117,7 @@ impl Permit {
             let moved = slots.law.answered(self.admitted, outcome, slots.in_flight, now);
             // The count of refusals is on the board too, also of those that moved nothing.
             if moved || outcome.class.implies().cuts {
-                slots.org.write_limit(slots.law.cell(), slots.law.hold(), slots.law.changes());
+                slots.write();
             }
             (moved, slots.law.limit())
         });
@@ -92,10 +137,13 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.gate.update(|slots, _| {
+        let idle = self.gate.update(|slots, _| {
             slots.in_flight -= 1;
-            slots.org.write_in_flight(slots.in_flight);
+            slots.org.write_in_flight(slots.in_flight).then(|| slots.org.clone())
         });
+        if let Some(org) = idle {
+            org.tell_idle();
+        }
     }
 }
 

@@ -2,16 +2,20 @@
 
 use std::{
     fmt,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
     task::{Context, Poll},
 };
 
 use tower_service::Service;
 
 use super::{
-    member::{Asked, Member},
+    member::{Asked, Member, Seat},
     pick::pick,
     queue::Queue,
+    roster::Roster,
 };
 use crate::{
     line::Ticket,
@@ -19,34 +23,70 @@ use crate::{
 };
 
 pub(crate) struct Fleet<M> {
-    members: Vec<Member<M>>,
+    members: Vec<Arc<Member<M>>>,
     queue: Arc<Queue>,
+    /// Members have joined or gone: the roster knows the fleet as it is now.
+    stale: AtomicBool,
+    roster: Arc<Roster<M>>,
 }
 
 /// How a call's search for a member ended.
-pub(crate) enum Bound<F, E> {
-    Called(F, Org),
+pub(crate) enum Bound<M, F, E> {
+    Called(F, Seat<M>),
     Failed(E, Org),
     NoneLeft(NoOrgLeft),
 }
 
 impl<M> Fleet<M> {
-    pub(crate) fn new(members: impl IntoIterator<Item = (Org, M)>) -> Self {
-        let queue = Arc::new(Queue::default());
-        Fleet { members: members.into_iter().map(|(org, own)| Member::new(org, own, &queue)).collect(), queue }
+    /// Made by the roster alone.
+    pub(super) fn new(roster: &Arc<Roster<M>>, members: Vec<Arc<Member<M>>>) -> Self {
+        Fleet { members, queue: roster.queue.clone(), stale: AtomicBool::new(false), roster: roster.clone() }
+    }
+
+    pub(crate) fn members(&self) -> &[Arc<Member<M>>] {
+        &self.members
+    }
+
+    pub(crate) fn roster(&self) -> &Arc<Roster<M>> {
+        &self.roster
+    }
+
+    pub(crate) fn is_stale(&self) -> bool {
+        self.stale.load(SeqCst)
+    }
+
+    pub(super) fn mark_stale(&self) {
+        self.stale.store(true, SeqCst);
+    }
+
+    /// Takes the fleet as it is now.
+    pub(crate) fn refresh(self: &mut Arc<Self>) {
+        if self.is_stale() {
+            *self = self.roster.latest();
+        }
     }
 
     /// Whether a waiter has reason to look: somebody may be ready, or nobody ever will be.
     fn has_news(&self) -> bool {
-        self.members.iter().any(Member::is_open) || self.none_left()
+        self.members.iter().any(|member| member.is_open()) || self.none_left()
     }
 
-    fn none_left(&self) -> bool {
+    /// Whether nobody is left, or all who are will not come back by themselves. Whoever is disabled can be enabled again.
+    pub(crate) fn none_left(&self) -> bool {
         self.members.iter().all(|member| member.org.is_out())
     }
 
+    /// After a change of who takes calls, by somebody who is not in line: calls whoever has reason to look.
+    pub(crate) fn tell(&self) {
+        if self.none_left() {
+            self.queue.call(usize::MAX);
+        } else if self.has_news() {
+            self.queue.call(1);
+        }
+    }
+
     /// Gives the request to a ready member, or gives it back.
-    fn ask<Req>(&self, mut request: Req) -> Result<Bound<M::Future, M::Error>, Req>
+    fn ask<Req>(&self, mut request: Req) -> Result<Bound<M, M::Future, M::Error>, Req>
     where
         M: Service<Req> + Clone,
     {
@@ -54,7 +94,7 @@ impl<M> Fleet<M> {
         while let Some(picked) = pick(open.as_slice(), |i| self.members[i].org.load()) {
             let member = &self.members[picked];
             match member.ask(request) {
-                Asked::Called(future) => return Ok(Bound::Called(future, member.org.clone())),
+                Asked::Called(future, seat) => return Ok(Bound::Called(future, seat)),
                 Asked::Failed(error) => return Ok(Bound::Failed(error, member.org.clone())),
                 Asked::Pending(back) => {
                     request = back;
@@ -71,7 +111,7 @@ impl<M> Fleet<M> {
         cx: &mut Context<'_>,
         place: &mut Place<M>,
         slot: &mut Option<Req>,
-    ) -> Poll<Bound<M::Future, M::Error>>
+    ) -> Poll<Bound<M, M::Future, M::Error>>
     where
         M: Service<Req> + Clone,
     {
@@ -103,17 +143,15 @@ impl<M> Fleet<M> {
     }
 
     /// A call has its member, or its failure.
-    fn bound<Req>(&self, place: &mut Place<M>, bound: &Bound<M::Future, M::Error>)
+    fn bound<Req>(&self, place: &mut Place<M>, bound: &Bound<M, M::Future, M::Error>)
     where
         M: Service<Req> + Clone,
     {
         if let Some(ticket) = place.ticket.take() {
             self.queue.leave(ticket);
         }
-        if let (false, Bound::Called(_, org)) = (self.queue.is_empty(), bound) {
-            if let Some(member) = self.members.iter().find(|member| member.org.same_board(org)) {
-                member.enlist();
-            }
+        if let (false, Bound::Called(_, seat)) = (self.queue.is_empty(), bound) {
+            seat.member().enlist();
         }
         self.left();
     }
@@ -126,6 +164,10 @@ impl<M> Fleet<M> {
     where
         M: Clone,
     {
+        if self.is_stale() {
+            // It is the members of now that whoever comes next may find reserved, or pending.
+            return self.roster.latest().left();
+        }
         if self.queue.is_empty() {
             for member in &self.members {
                 member.stand_down();
@@ -146,7 +188,7 @@ struct Open {
 }
 
 impl Open {
-    fn of<M>(members: &[Member<M>]) -> Self {
+    fn of<M>(members: &[Arc<Member<M>>]) -> Self {
         let mut open = Open { few: [0; 32], len: 0, many: Vec::new() };
         let numbers = members.iter().enumerate().filter(|(_, member)| member.is_open()).map(|(i, _)| i);
         if members.len() > open.few.len() {
@@ -198,7 +240,7 @@ impl<M> Place<M> {
     }
 }
 
-/// No org is left to ask: all are out, and none comes back by itself. The source of an error of class
+/// No org is left to ask: all are out or were removed, and none comes back by itself. The source of an error of class
 /// [`NoOrg`](crate::outcome::Class::NoOrg).
 #[derive(Clone, Debug)]
 pub struct NoOrgLeft {
@@ -218,6 +260,9 @@ impl NoOrgLeft {
 
 impl fmt::Display for NoOrgLeft {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.orgs.is_empty() {
+            return f.write_str("no org is left to ask: all were removed");
+        }
         f.write_str("no org is left to ask:")?;
         for (i, (name, reason)) in self.reasons().enumerate() {
             write!(f, "{} {name}: {reason}", if i == 0 { "" } else { ";" })?;

@@ -12,6 +12,7 @@ use tower_service::Service;
 
 use super::{
     fleet::{Bound, Fleet, Place},
+    member::Seat,
     table::Counted,
 };
 use crate::{
@@ -38,7 +39,7 @@ pin_project! {
         M: Clone,
     {
         Unbound { search: Search<M, Req> },
-        Calling { #[pin] future: F, org: Org },
+        Calling { #[pin] future: F, seat: Seat<M> },
         Done,
     }
 }
@@ -81,9 +82,9 @@ where
             match this.state.as_mut().project() {
                 StateProj::Unbound { search } => {
                     let Search { fleet, place, request, .. } = search;
-                    let bound = ready!(fleet.poll_bind(cx, place, request));
+                    let bound = ready!(Fleet::poll_bind_latest(fleet, cx, place, request));
                     match bound {
-                        Bound::Called(future, org) => this.state.set(State::Calling { future, org }),
+                        Bound::Called(future, seat) => this.state.set(State::Calling { future, seat }),
                         Bound::Failed(error, org) => {
                             this.state.set(State::Done);
                             return Poll::Ready(Err(signed(error.into(), &org)));
@@ -94,9 +95,9 @@ where
                         }
                     }
                 }
-                StateProj::Calling { future, org } => {
+                StateProj::Calling { future, seat } => {
                     let result = ready!(future.poll(cx));
-                    let org = org.clone();
+                    let org = seat.org().clone();
                     this.state.set(State::Done);
                     return Poll::Ready(match result {
                         Ok(mut response) => {

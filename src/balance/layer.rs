@@ -4,7 +4,10 @@ use std::{fmt, sync::Arc};
 
 use tower_layer::Layer;
 
-use super::{OrgBalance, table::Table};
+use super::{
+    OrgBalance,
+    table::{Check, Table},
+};
 use crate::org::{BuildError, Org, Orgs};
 
 /// Calls made and not yet bound, by default, before the balancer is not ready: enough that a member that becomes ready
@@ -17,14 +20,25 @@ pub struct OrgBalanceLayer<F> {
     orgs: Orgs,
     max_unbound: usize,
     member: Arc<F>,
+    check: Arc<Check>,
 }
 
 impl<F> OrgBalanceLayer<F> {
-    /// `member` is called once for each org and model family, when the family is first asked for, with the org's handle for
-    /// that family and a clone of the inner service.
+    /// `member` is called once for each org and model family, when the family is first asked for or the org joins, with the
+    /// org's handle for that family and a clone of the inner service. It must not call the balancer, nor its
+    /// [`Members`](super::Members).
     #[must_use]
     pub fn new(orgs: Orgs, member: F) -> Self {
-        OrgBalanceLayer { orgs, max_unbound: MAX_UNBOUND, member: Arc::new(member) }
+        OrgBalanceLayer { orgs, max_unbound: MAX_UNBOUND, member: Arc::new(member), check: Arc::new(|_| Ok(())) }
+    }
+
+    /// What is asked before an org joins the running pool ([`Members::add`](super::Members::add)), since the function that
+    /// makes members cannot fail. Default: every org may. The orgs given to [`new`](OrgBalanceLayer::new) are not asked
+    /// about.
+    #[must_use]
+    pub fn check(mut self, check: impl Fn(&Org) -> Result<(), BuildError> + Send + Sync + 'static) -> Self {
+        self.check = Arc::new(check);
+        self
     }
 
     /// How many calls may be made and not yet bound to an org before the service is not ready. Retried calls do not count.
@@ -56,7 +70,7 @@ where
     fn layer(&self, inner: S) -> Self::Service {
         let member = self.member.clone();
         let make = Box::new(move |org: &Org| member(org, inner.clone()));
-        OrgBalance::new(Arc::new(Table::new(self.orgs.clone(), self.max_unbound, make)))
+        OrgBalance::new(Arc::new(Table::new(&self.orgs, self.max_unbound, make, self.check.clone())))
     }
 }
 

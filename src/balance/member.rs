@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::SeqCst},
     },
     task::{Context, Poll, Wake, Waker},
 };
@@ -11,16 +11,44 @@ use std::{
 use tower_service::Service;
 
 use super::queue::Queue;
-use crate::org::Org;
+use crate::org::{Membership, Org};
 
 /// Only this one instance ever stays registered for a wake: it is polled, and called, under its own lock.
 pub(crate) struct Member<M> {
     pub(crate) org: Org,
-    own: Mutex<M>,
+    /// None once it is gone.
+    own: Mutex<Option<M>>,
+    /// A [`Membership`], as this balancer has it.
+    membership: AtomicU8,
     /// Whether the instance was polled and not called since: it may be registered, and keep what it needs or part of it.
     waits: AtomicBool,
     bell: Arc<Bell>,
     waker: Waker,
+    knell: Waker,
+}
+
+/// A call that a member has taken, and that has not ended.
+pub(crate) struct Seat<M>(Arc<Member<M>>);
+
+impl<M> Seat<M> {
+    fn take(member: &Arc<Member<M>>) -> Self {
+        member.org.bind();
+        Seat(member.clone())
+    }
+
+    pub(crate) fn member(&self) -> &Member<M> {
+        &self.0
+    }
+
+    pub(crate) fn org(&self) -> &Org {
+        &self.0.org
+    }
+}
+
+impl<M> Drop for Seat<M> {
+    fn drop(&mut self) {
+        self.0.org.unbind();
+    }
 }
 
 /// Rung when the member may have become ready.
@@ -47,8 +75,8 @@ impl Wake for Bell {
     }
 }
 
-/// Rung when the org is put out. It may have been the last one, and then nothing will happen any more that would call those who
-/// are not called now: so all are.
+/// Rung when the org is put out, or brought back. It may have been the last one, and then nothing will happen any more that
+/// would call those who are not called now: so all are.
 struct Knell(Arc<Bell>);
 
 impl Wake for Knell {
@@ -64,7 +92,7 @@ impl Wake for Knell {
 
 /// The member's instance, locked for a poll or a call.
 struct Own<'a, M> {
-    instance: MutexGuard<'a, M>,
+    instance: MutexGuard<'a, Option<M>>,
     bell: &'a Bell,
 }
 
@@ -74,9 +102,9 @@ impl<M> Drop for Own<'_, M> {
     }
 }
 
-pub(crate) enum Asked<Req, F, E> {
+pub(crate) enum Asked<M, Req, F, E> {
     /// It took the call.
-    Called(F),
+    Called(F, Seat<M>),
     /// It is not ready; its bell will ring.
     Pending(Req),
     /// It failed at being ready.
@@ -84,7 +112,7 @@ pub(crate) enum Asked<Req, F, E> {
 }
 
 impl<M> Member<M> {
-    pub(crate) fn new(org: Org, own: M, queue: &Arc<Queue>) -> Self {
+    pub(crate) fn new(org: Org, own: M, queue: &Arc<Queue>, closed: bool) -> Arc<Self> {
         let bell = Arc::new(Bell {
             pending: AtomicBool::new(false),
             generation: AtomicU64::new(0),
@@ -92,8 +120,18 @@ impl<M> Member<M> {
             queue: queue.clone(),
         });
         let waker = Waker::from(bell.clone());
-        org.watch(Waker::from(Arc::new(Knell(bell.clone()))));
-        Member { org, own: Mutex::new(own), waits: AtomicBool::new(false), bell, waker }
+        let knell = Waker::from(Arc::new(Knell(bell.clone())));
+        org.watch(&knell);
+        let membership = if closed { Membership::Closed } else { Membership::In };
+        Arc::new(Member {
+            org,
+            own: Mutex::new(Some(own)),
+            membership: AtomicU8::new(membership as u8),
+            waits: AtomicBool::new(false),
+            bell,
+            waker,
+            knell,
+        })
     }
 
     fn lock(&self) -> Own<'_, M> {
@@ -103,28 +141,88 @@ impl<M> Member<M> {
         Own { instance, bell: &self.bell }
     }
 
-    /// Whether it is worth asking: not out, and not known to be pending.
+    fn is(&self, membership: Membership) -> bool {
+        self.membership.load(SeqCst) == membership as u8
+    }
+
+    fn takes_calls(&self) -> bool {
+        self.is(Membership::In)
+    }
+
+    /// Whether it is worth asking: not closed, not out, and not known to be pending.
     pub(crate) fn is_open(&self) -> bool {
-        !self.bell.pending.load(SeqCst) && !self.org.is_out()
+        self.takes_calls() && !self.bell.pending.load(SeqCst) && !self.org.is_out()
+    }
+
+    /// From now on it takes calls, or takes none. Afterwards, under no lock: [`settle`](Member::settle).
+    pub(crate) fn set(&self, membership: Membership) {
+        self.membership.store(membership as u8, SeqCst);
+    }
+
+    /// After a change of its membership: who is closed keeps no reservation, who is gone no instance; who is in again
+    /// rings. Afterwards look for news.
+    ///
+    /// It may be called from within the member's own poll, by whatever the user does there; then the poll sees to it, once
+    /// it has ended.
+    pub(crate) fn settle(&self)
+    where
+        M: Clone,
+    {
+        if self.takes_calls() {
+            self.bell.wake_by_ref();
+        } else if !self.bell.busy.load(SeqCst) {
+            self.tidy();
+        }
+    }
+
+    /// Whoever has polled it, or put another instance in, looks whether it was closed meanwhile: whoever closed it may have
+    /// left the rest to us.
+    fn tidy(&self)
+    where
+        M: Clone,
+    {
+        if self.takes_calls() {
+            return;
+        }
+        if self.is(Membership::Gone) {
+            let own = self.lock();
+            if own.instance.is_some() {
+                self.renew(own);
+            }
+        } else {
+            self.stand_down();
+        }
     }
 
     /// Asks it to take the call, which it does in the same poll in which it is ready. Afterwards look for news.
-    pub(crate) fn ask<Req>(&self, request: Req) -> Asked<Req, M::Future, M::Error>
+    pub(crate) fn ask<Req>(self: &Arc<Self>, request: Req) -> Asked<M, Req, M::Future, M::Error>
     where
         M: Service<Req> + Clone,
     {
+        // Before the lock, so that it is dropped after it: its drop may wake somebody.
+        let seat;
         let mut own = self.lock();
-        match self.poll(&mut own) {
+        let asked = match self.poll(&mut own) {
             Poll::Ready(Ok(())) => {
-                self.waits.store(false, SeqCst);
-                Asked::Called(own.instance.call(request))
+                // First taken, then looked: whoever closes it and then finds nothing in flight is right.
+                seat = Seat::take(self);
+                if self.takes_calls() {
+                    self.waits.store(false, SeqCst);
+                    let instance = own.instance.as_mut().expect("it was polled, under this lock");
+                    Asked::Called(instance.call(request), seat)
+                } else {
+                    Asked::Pending(request)
+                }
             }
             Poll::Ready(Err(error)) => {
                 self.renew(own);
-                Asked::Failed(error)
+                return Asked::Failed(error);
             }
             Poll::Pending => Asked::Pending(request),
-        }
+        };
+        drop(own);
+        self.tidy();
+        asked
     }
 
     /// It has just taken a call, and others wait: it is polled once more, so that its next slot is known to them, or its bell
@@ -136,17 +234,20 @@ impl<M> Member<M> {
         let mut own = self.lock();
         if let Poll::Ready(Err(_)) = self.poll(&mut own) {
             // Nobody's call has failed by it; the next one finds out by itself.
-            self.renew(own);
+            return self.renew(own);
         }
+        drop(own);
+        self.tidy();
     }
 
     fn poll<Req>(&self, own: &mut Own<'_, M>) -> Poll<Result<(), M::Error>>
     where
         M: Service<Req>,
     {
+        let Some(instance) = &mut *own.instance else { return Poll::Pending };
         let generation = self.bell.generation.load(SeqCst);
         self.waits.store(true, SeqCst);
-        let ready = own.instance.poll_ready(&mut Context::from_waker(&self.waker));
+        let ready = instance.poll_ready(&mut Context::from_waker(&self.waker));
         if ready.is_pending() {
             self.bell.pending.store(true, SeqCst);
             if self.bell.generation.load(SeqCst) != generation {
@@ -157,17 +258,19 @@ impl<M> Member<M> {
         ready
     }
 
-    /// Puts a clone in the instance's place, and drops that under no lock: its drop may wake whoever it likes.
+    /// Puts a clone in the instance's place (nothing, once it is gone), and drops that under no lock: its drop may wake
+    /// whoever it likes.
     fn renew(&self, mut own: Own<'_, M>)
     where
         M: Clone,
     {
         self.waits.store(false, SeqCst);
-        let fresh = own.instance.clone();
+        let fresh = if self.is(Membership::Gone) { None } else { own.instance.clone() };
         let old = std::mem::replace(&mut *own.instance, fresh);
         self.bell.pending.store(false, SeqCst);
         drop(own);
         drop(old);
+        self.tidy();
     }
 
     /// Nobody waits any more: whatever the instance has reserved or waits for is given up. Whether it has rung makes no
@@ -180,5 +283,11 @@ impl<M> Member<M> {
             return;
         }
         self.renew(self.lock());
+    }
+}
+
+impl<M> Drop for Member<M> {
+    fn drop(&mut self) {
+        self.org.unwatch(&self.knell);
     }
 }

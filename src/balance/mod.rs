@@ -16,6 +16,7 @@
 //! - The answer's [`Stamp`](crate::outcome::Stamp), or the [`Error`](crate::outcome::Error), says which org served.
 //! - An org whose key is refused is put out, and its calls go to its siblings. When none is left, every call fails at once
 //!   with [`NoOrgLeft`].
+//! - Orgs join, go, are disabled and drained while calls run: see [below](#live-control).
 //!
 //! **Readiness:** it reserves nothing. `Ready` means that fewer than `max_unbound` calls are made and not yet bound. It never
 //! fails.
@@ -43,14 +44,64 @@
 //! assert!(["research", "batch"].contains(&served_by.name()));
 //! # Ok(()) }
 //! ```
+//!
+//! # Live control
+//!
+//! What an org is doing is read of its handle: [`Org::snapshot`](crate::org::Org::snapshot) says limit, cap, floor,
+//! ceiling, weight, calls in flight, services that wait, the hold and why, epoch, headroom, history and standing, for one
+//! model family; [`Org::families`](crate::org::Org::families) gives the handles of all. The same handle retunes it:
+//! [`Org::retune`](crate::org::Org::retune). Who is a member is changed through [`Members`], got from
+//! [`OrgBalance::members`] (or from the ready-made stack's own `members`). All of it may be done from any task, at any
+//! time.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use http::{Request, Response};
+//! # use tower::{Layer, ServiceExt, service_fn};
+//! # use tower_quota::{aimd::AimdLimitLayer, balance::OrgBalanceLayer};
+//! # let client = service_fn(async |_: Request<String>| Ok::<_, std::io::Error>(Response::new(String::new())));
+//! use tower_quota::org::{Org, Orgs, Standing, Tuning};
+//!
+//! let orgs = Orgs::new([Org::new("research"), Org::new("batch")])?;
+//! let balance = OrgBalanceLayer::new(orgs, |org: &Org, client| AimdLimitLayer::new(org).layer(client)).layer(client);
+//! let members = balance.members();
+//! # balance.clone().oneshot(Request::new(String::new())).await?;
+//!
+//! // Read.
+//! for now in members.snapshots() {
+//!     println!("{} {}: {} in flight, {}, held: {:?}", now.name, now.family, now.in_flight, now.standing, now.hold);
+//! }
+//! println!("calls that wait, by family: {:?}", members.waiting());
+//!
+//! // Retune: half as many calls at most, and twice the share of the load that its sibling attracts.
+//! let research = members.get("research").ok_or("no such org")?;
+//! research.retune(Tuning::new().cap(20).weight(2.0))?;
+//! assert_eq!(research.snapshot().limit.ok_or("no limiter yet")?.cap, 20);
+//!
+//! // One org goes, when its last call has ended; another comes.
+//! members.drain("batch")?.await?;
+//! let gone = members.remove("batch")?;
+//! members.add(Org::new("spare"))?;
+//! assert_eq!(gone.standing(), Standing::Removed);
+//! assert_eq!(members.orgs().len(), 2);
+//! # Ok(()) }
+//! ```
 
 mod fleet;
 mod future;
 mod layer;
 mod member;
+mod members;
 mod pick;
 mod queue;
+mod roster;
 mod service;
 mod table;
 
-pub use self::{fleet::NoOrgLeft, future::BalanceFuture, layer::OrgBalanceLayer, service::OrgBalance};
+pub use self::{
+    fleet::NoOrgLeft,
+    future::BalanceFuture,
+    layer::OrgBalanceLayer,
+    members::{MemberError, Members},
+    service::OrgBalance,
+};

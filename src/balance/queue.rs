@@ -26,6 +26,10 @@ impl Queue {
         self.len.load(SeqCst) == 0
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.len.load(SeqCst)
+    }
+
     /// Whether whoever holds `ticket` (or none yet) may try to claim.
     pub(crate) fn may_try(&self, ticket: Option<Ticket>) -> bool {
         match ticket {

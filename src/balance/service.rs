@@ -10,7 +10,7 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use super::{
-    BalanceFuture,
+    BalanceFuture, Members,
     fleet::Fleet,
     table::{GatePlace, Table},
 };
@@ -38,14 +38,25 @@ impl<M> OrgBalance<M> {
     fn fleet(&mut self, family: Option<&Family>) -> Arc<Fleet<M>> {
         let default = Family::default();
         let family = family.unwrap_or(&default);
-        match &self.fleet {
-            Some((last, fleet)) if last == family => fleet.clone(),
+        match &mut self.fleet {
+            Some((last, fleet)) if last == family => {
+                fleet.refresh();
+                fleet.clone()
+            }
             _ => {
                 let fleet = self.table.fleet(family);
                 self.fleet = Some((family.clone(), fleet.clone()));
                 fleet
             }
         }
+    }
+}
+
+impl<M: Clone + Send + 'static> OrgBalance<M> {
+    /// A handle to the pool while it runs: who is a member, and who takes calls.
+    #[must_use]
+    pub fn members(&self) -> Members {
+        Members::of(self.table.clone())
     }
 }
 

@@ -12,38 +12,60 @@ use std::{
     task::{Context, Poll},
 };
 
-use super::{fleet::Fleet, queue::Queue};
+use super::{fleet::Fleet, member::Member, queue::Queue, roster::Roster};
 use crate::{
     line::Ticket,
-    org::{Family, Org, Orgs},
+    org::{BuildError, Dialect, Family, Membership, Org, Orgs},
 };
 
 /// More families than this share [`Family::default`]: a list of models is short, and a mistake must not eat memory.
 const FAMILIES_MAX: usize = 64;
 
 pub(crate) struct Table<M> {
-    orgs: Orgs,
+    /// What an org is asked before it joins.
+    pub(super) check: Arc<Check>,
     fleets: Mutex<Fleets<M>>,
     ages: AtomicU64,
     pub(crate) unbound: Arc<Unbound>,
 }
 
-struct Fleets<M> {
-    by_family: BTreeMap<Family, Arc<Fleet<M>>>,
-    make: Box<dyn FnMut(&Org) -> M + Send>,
+pub(super) struct Fleets<M> {
+    pub(super) orgs: Vec<Enrolled>,
+    pub(super) dialect: Dialect,
+    pub(super) by_family: BTreeMap<Family, Arc<Fleet<M>>>,
+    pub(super) make: Box<dyn FnMut(&Org) -> M + Send>,
+}
+
+/// Whether an org may join.
+pub(crate) type Check = dyn Fn(&Org) -> Result<(), BuildError> + Send + Sync;
+
+/// An org of the pool.
+pub(super) struct Enrolled {
+    pub(super) org: Org,
+    /// Whether it takes no new calls: its members of families to come begin so.
+    pub(super) closed: bool,
 }
 
 impl<M> Table<M> {
-    pub(crate) fn new(orgs: Orgs, max_unbound: usize, make: Box<dyn FnMut(&Org) -> M + Send>) -> Self {
+    pub(crate) fn new(
+        orgs: &Orgs,
+        max_unbound: usize,
+        make: Box<dyn FnMut(&Org) -> M + Send>,
+        check: Arc<Check>,
+    ) -> Self {
+        let dialect = orgs.dialect();
+        // They may have left another pool.
+        orgs.iter().for_each(|org| org.write_membership(Membership::In));
+        let orgs = orgs.iter().map(|org| Enrolled { org: org.clone(), closed: false }).collect();
         Table {
-            orgs,
-            fleets: Mutex::new(Fleets { by_family: BTreeMap::new(), make }),
+            check,
+            fleets: Mutex::new(Fleets { orgs, dialect, by_family: BTreeMap::new(), make }),
             ages: AtomicU64::new(0),
             unbound: Arc::new(Unbound { max: max_unbound, calls: AtomicUsize::new(0), queue: Queue::default() }),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Fleets<M>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Fleets<M>> {
         // A panic of the user's `make` leaves the map as it was.
         self.fleets.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -58,16 +80,15 @@ impl<M> Table<M> {
         if let Some(fleet) = fleets.by_family.get(family) {
             return fleet.clone();
         }
-        let members: Vec<_> = self
-            .orgs
-            .iter()
-            .map(|org| {
-                let org = org.family(family);
-                let member = (fleets.make)(&org);
-                (org, member)
-            })
-            .collect();
-        let fleet = Arc::new(Fleet::new(members));
+        let Fleets { orgs, make, .. } = &mut *fleets;
+        let fleet = Roster::fleet(|queue| {
+            let member = |enrolled: &Enrolled| {
+                let org = enrolled.org.family(family);
+                let own = make(&org);
+                Member::new(org, own, queue, enrolled.closed)
+            };
+            orgs.iter().map(member).collect()
+        });
         fleets.by_family.insert(family.clone(), fleet.clone());
         fleet
     }

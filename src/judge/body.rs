@@ -139,8 +139,15 @@ impl Read {
         self.all.extend_from_slice(&part);
     }
 
+    /// All of it, as it came where it came in one part.
     pub(super) fn join(self) -> Bytes {
         if self.all.is_empty() { self.first } else { self.all.freeze() }
+    }
+
+    /// All of it, in memory of its own: a part is a window on the connection's read buffer, and an answer that is kept would
+    /// keep the whole buffer (8 KiB or more with hyper) for a few hundred bytes.
+    pub(super) fn own(self) -> Bytes {
+        if self.all.is_empty() { Bytes::copy_from_slice(&self.first) } else { self.all.freeze() }
     }
 }
 

@@ -203,7 +203,7 @@ where
 
     fn whole(self, rules: &Rules) -> Response<Answer<B>> {
         let Gathering { mut head, arrived, mut outcome, read, trailers, .. } = self;
-        let mut body = read.join();
+        let mut body = read.own();
         if outcome.class == Class::Throttled {
             let header = outcome.not_before.map(|at| at.saturating_duration_since(arrived));
             let text =

@@ -78,6 +78,8 @@ pub(crate) struct Said {
     pub(crate) reset: Option<Duration>,
     /// All that was ever sent and not refused, up to and including this call.
     pub(crate) spent: f64,
+    /// What the calls cost together that the answer says nothing certain about.
+    pub(crate) uncounted: f64,
 }
 
 impl Bucket {
@@ -240,7 +242,7 @@ impl Bucket {
     }
 
     /// Learns from an answer. `uncounted` are the calls that it says nothing certain about: when each was sent, in this
-    /// order, and its cost.
+    /// order, and its cost. They are looked at one by one only where it makes a difference.
     pub(crate) fn learn(
         &mut self,
         said: Said,
@@ -275,14 +277,23 @@ impl Bucket {
         }
         // It came back since the call arrived, which was no earlier than it was sent. Step by step, since what a full bucket
         // does not take is lost.
-        let (mut level, mut at) = (remaining, said.sent.checked_add(guard).unwrap_or(now).min(now));
-        for (sent, cost) in uncounted {
-            let dt = sent.saturating_duration_since(at).as_secs_f64();
-            level = (level + self.refill * dt).min(capacity) - cost;
-            at = at.max(sent);
-        }
-        let dt = now.saturating_duration_since(at).as_secs_f64();
-        self.level = (level + self.refill * dt).min(capacity) - self.pending;
+        let at = said.sent.checked_add(guard).unwrap_or(now).min(now);
+        let unspent = remaining + self.refill * now.saturating_duration_since(at).as_secs_f64();
+        // Never more than there is; and just that, unless it could have overflowed on the way.
+        let least = unspent.min(capacity) - said.uncounted;
+        let level = if unspent <= capacity || least >= capacity / 2.0 {
+            least
+        } else {
+            let (mut level, mut at) = (remaining, at);
+            for (sent, cost) in uncounted {
+                let dt = sent.saturating_duration_since(at).as_secs_f64();
+                level = (level + self.refill * dt).min(capacity) - cost;
+                at = at.max(sent);
+            }
+            let dt = now.saturating_duration_since(at).as_secs_f64();
+            (level + self.refill * dt).min(capacity)
+        };
+        self.level = level - self.pending;
         self.at = now;
         // The pace is set by what is left: one that was set too slow, knowing less, is set anew.
         let mark = self.mark();

@@ -172,6 +172,11 @@ impl Quota {
         // Arrivals over many connections are permuted: what was sent just before may have come in after.
         let sure = sent.checked_sub(self.guard);
         let from = self.ledger.partition_point(|entry| sure.is_some_and(|sure| entry.sent <= sure));
+        // All from there on, but for this one.
+        let first = &self.ledger[from];
+        let uncounted: PerResource = std::array::from_fn(|i| {
+            self.spent[i] - (first.spent[i] - first.cost[i]) - self.ledger[position].cost[i]
+        });
         for resource in Resource::ALL {
             let Some(reading) = readings.get(resource) else { continue };
             let i = resource.index();
@@ -181,7 +186,7 @@ impl Quota {
                 _ if remaining % 1000.0 == 0.0 => (remaining - 500.0).max(0.0),
                 _ => remaining,
             });
-            let uncounted = self.ledger.range(from..).enumerate().filter(|(nth, _)| from + nth != position);
+            let others = self.ledger.range(from..).enumerate().filter(|(nth, _)| from + nth != position);
             self.buckets[i].learn(
                 Said {
                     per_minute: reading.limit,
@@ -191,8 +196,9 @@ impl Quota {
                     own: own[i],
                     asked: asked[i],
                     spent: spent[i],
+                    uncounted: uncounted[i],
                 },
-                uncounted.map(|(_, entry)| (entry.sent, entry.cost[i])),
+                others.map(|(_, entry)| (entry.sent, entry.cost[i])),
                 self.guard,
                 now,
             );

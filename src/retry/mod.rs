@@ -24,6 +24,7 @@
 //!
 //! The kept request is the caller's: each attempt is a clone with two additions, a [`CallMemory`](crate::call::CallMemory)
 //! (so that it keeps its place in line) and an `idempotency-key`, the same over all attempts; the caller's own if it set one.
+//! It is an `http::Request<B>` with `B: Clone`; the answer and the error may be anything that the classifier understands.
 //!
 //! ```
 //! use http::{Request, Response};

@@ -1,0 +1,200 @@
+//! What a board says: holds, limits, how they changed, and all of it at one moment.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{Family, Standing};
+
+/// Why an org is not asked any more.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OutReason {
+    /// Its key is refused (401), or not allowed this model (403).
+    Unauthorised,
+    /// Its money or hard quota is used up.
+    OutOfQuota,
+    /// Somebody said so through [`Org::put_out`](super::Org::put_out).
+    Disabled(Arc<str>),
+}
+
+impl fmt::Display for OutReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OutReason::Unauthorised => f.write_str("its key is refused: check or rotate it"),
+            OutReason::OutOfQuota => f.write_str("its quota or credit is used up"),
+            OutReason::Disabled(why) => f.write_str(why),
+        }
+    }
+}
+
+/// Why an org is held.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HoldReason {
+    /// The provider named a time.
+    Hint,
+    /// It refused without naming a time, when one call alone was already too many.
+    Backoff,
+    /// The provider named a time beyond the ceiling: the org is parked, and asked by one call now and then.
+    Parked,
+}
+
+impl fmt::Display for HoldReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            HoldReason::Hint => "429 with a hint",
+            HoldReason::Backoff => "429 without a hint",
+            HoldReason::Parked => "429 with a hint beyond the ceiling",
+        })
+    }
+}
+
+/// An org that is not to be called before some time.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// When the next call may go.
+    pub until: Instant,
+    /// Why.
+    pub reason: HoldReason,
+}
+
+impl Hold {
+    pub(crate) const fn new(until: Instant, reason: HoldReason) -> Self {
+        Hold { until, reason }
+    }
+}
+
+/// The limiter's cell of a board.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LimitCell {
+    /// Concurrent calls allowed now, as the law has it (a real number).
+    pub limit: f64,
+    /// The most it may ever be.
+    pub cap: usize,
+    /// The least it may ever be.
+    pub floor: usize,
+    /// The longest hold: a longer hint parks the org, and one call probes it each time this has passed.
+    pub ceiling: Duration,
+    /// How many congestion epochs have begun: cuts and holds.
+    pub epoch: u64,
+    /// Throttled answers seen.
+    pub throttled: u64,
+    /// Calls started a second at most, where even one call at a time proved too many.
+    pub pace: Option<f64>,
+}
+
+/// Why a limit or a pace changed.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Why {
+    /// Full, clean windows: consecutive ones are one change.
+    Grown,
+    /// A 429 without a hint.
+    Refused,
+    /// A 429 with a hint.
+    Held,
+    /// More refusals of the burst that the last change was for: it came nearer to what had fitted.
+    Refined,
+    /// Refused again before anything that was sent after the last change was answered: the limit has dropped.
+    RefusedAgain,
+    /// Calls were refused though almost nothing else was in flight: it is the rate that is limited, so starts are paced.
+    PaceBegan,
+    /// A pace was kept for a while without a refusal: consecutive ones are one change.
+    PaceGrown,
+    /// A 429 though paced.
+    PaceRefused,
+    /// Starts no longer waited for the pace: slots limit alone.
+    PaceEnded,
+    /// Slower calls were refused as often: it is not the rate that is limited, so slots limit alone.
+    PaceFutile,
+    /// Somebody changed its bounds: [`Org::retune`](super::Org::retune).
+    Retuned,
+}
+
+impl Why {
+    /// Whether the change speaks of the pace, in calls a second, and not of the limit, in slots.
+    #[must_use]
+    pub const fn is_pace(self) -> bool {
+        matches!(self, Why::PaceBegan | Why::PaceGrown | Why::PaceRefused | Why::PaceEnded | Why::PaceFutile)
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Why::Grown => "full and clean",
+            Why::Refused => "429 without a hint",
+            Why::Held => "429 with a hint",
+            Why::Refined => "more of the same burst refused",
+            Why::RefusedAgain => "429 again, nothing answered since",
+            Why::PaceBegan => "429 with almost nothing in flight: the rate is limited",
+            Why::PaceGrown => "pace kept without a 429",
+            Why::PaceRefused => "429 at this pace",
+            Why::PaceEnded => "pace no longer binds",
+            Why::PaceFutile => "slower calls were refused as often",
+            Why::Retuned => "retuned",
+        })
+    }
+}
+
+/// One change of a limit or of a pace.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Change {
+    /// When: for growth the last step of it.
+    pub at: Instant,
+    /// From what: slots, or calls a second where [`Why::is_pace`]. A pace that begins comes from infinity.
+    pub from: f64,
+    /// To what. A pace that ends goes to infinity.
+    pub to: f64,
+    /// Why.
+    pub why: Why,
+}
+
+impl Change {
+    pub(crate) const fn new(at: Instant, from: f64, to: f64, why: Why) -> Self {
+        Change { at, from, to, why }
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = if self.why.is_pace() { "calls/s" } else { "slots" };
+        write!(f, "{:.1} to {:.1} {unit}: {}", self.from, self.to, self.why)
+    }
+}
+
+/// All that a board says at one moment.
+#[non_exhaustive]
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// The org's name.
+    pub name: Arc<str>,
+    /// The model family.
+    pub family: Family,
+    /// Whether it takes new calls, as whoever runs its pool has it: the same for all families.
+    pub standing: Standing,
+    /// Calls in flight, reservations included.
+    pub in_flight: usize,
+    /// Services that wait for one of its slots.
+    pub waiting: usize,
+    /// The limiter's cell; `None` where no limiter writes this board.
+    pub limit: Option<LimitCell>,
+    /// The hold, if one is open.
+    pub hold: Option<Hold>,
+    /// The last 32 changes of limit and pace, oldest first.
+    pub history: Vec<Change>,
+    /// How much of the load it attracts, against the others' weights: [`Tuning::weight`](super::Tuning::weight).
+    pub weight: f64,
+    /// Whether the provider's answers tell its quota; where they do not, the limiter has to find out.
+    pub quota_told: bool,
+    /// The least fraction left of any of its quotas, `0.0..=1.0`; 1 where nothing is known.
+    pub headroom: f64,
+    /// Why it is out, if it is.
+    pub out: Option<OutReason>,
+    /// The provider's own id for the org, from its answers: two keys with one id share one quota.
+    pub organisation: Option<Arc<str>>,
+}
