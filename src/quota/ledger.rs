@@ -173,10 +173,13 @@ impl Quota {
         let sure = sent.checked_sub(self.guard);
         let from = self.ledger.partition_point(|entry| sure.is_some_and(|sure| entry.sent <= sure));
         // All from there on, but for this one.
-        let first = &self.ledger[from];
-        let uncounted: PerResource = std::array::from_fn(|i| {
-            self.spent[i] - (first.spent[i] - first.cost[i]) - self.ledger[position].cost[i]
-        });
+        let uncounted: PerResource = match self.ledger.get(from) {
+            Some(first) => std::array::from_fn(|i| {
+                let own = if from <= position { self.ledger[position].cost[i] } else { 0.0 };
+                self.spent[i] - (first.spent[i] - first.cost[i]) - own
+            }),
+            None => PerResource::default(),
+        };
         for resource in Resource::ALL {
             let Some(reading) = readings.get(resource) else { continue };
             let i = resource.index();

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::{
     Cost,
+    bucket::{Bucket, Said},
     dialect::{self, Readings, Resource},
     ledger::Quota,
 };
@@ -798,5 +799,38 @@ proptest! {
             }
         }
         prop_assert_eq!(refusals, 0);
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_calls_around_an_answer_are_counted_in_one_as_they_would_be_one_by_one(
+        gaps in proptest::collection::vec(0u64..40, 1..30), costs in proptest::collection::vec(0.0f64..4.0, 30),
+        remaining in 0.0f64..110.0, after in 0u64..3_000,
+    ) {
+        let (begin, guard) = (Instant::now(), Duration::from_millis(5));
+        // Holds a hundred, and two come back every second.
+        let said = |remaining, sent, uncounted| Said {
+            per_minute: Some(120.0), remaining: Some(remaining), sent, own: 0.0, asked: 1.0, reset: None, spent: 0.0, uncounted,
+        };
+        let mut bucket = Bucket::new(begin);
+        bucket.learn(said(100.0, begin, 0.0), std::iter::empty(), guard, begin);
+        let mut at = begin + Duration::from_millis(1);
+        let sent = at;
+        let calls: Vec<_> = gaps.iter().zip(&costs).map(|(gap, cost)| {
+            at += Duration::from_millis(*gap);
+            (at, *cost)
+        }).collect();
+        let now = at + Duration::from_millis(after);
+        bucket.learn(said(remaining, sent, calls.iter().map(|call| call.1).sum()), calls.iter().copied(), guard, now);
+        let (capacity, level, refill, _) = bucket.state();
+        let (mut expected, mut then) = (remaining, (sent + guard).min(now));
+        for (sent, cost) in &calls {
+            expected = (expected + refill * sent.saturating_duration_since(then).as_secs_f64()).min(capacity) - cost;
+            then = then.max(*sent);
+        }
+        expected = (expected + refill * now.saturating_duration_since(then).as_secs_f64()).min(capacity);
+        prop_assert!(level <= expected + 1e-6, "{level} is more than {expected}");
+        prop_assert!(level >= (capacity / 2.0).min(expected) - 1e-6, "{level} is so much less than {expected} that it matters");
     }
 }
