@@ -325,15 +325,24 @@ async fn no_readiness_fails_for_a_state_that_can_pass() {
     };
     over_each_layer!(spent(), check);
     // Nor where no org is left: then it is the call that fails.
-    let orgs = pool(&[("a", 1)]);
-    let mut stack = Mocked::new(Stack::new(orgs.clone()).build(Probe::good()).unwrap());
-    assert_ready!(poll(&mut stack)).unwrap();
-    assert!(stack.call(ask()).await.is_ok());
-    orgs.get("a").unwrap().put_out(OutReason::Unauthorised);
-    for _ in 0..2 {
-        assert_ready!(poll(&mut stack)).unwrap();
-        assert!(stack.call(ask()).await.is_err());
+    async fn last_words<S>(mut service: Mocked<S>, orgs: &Orgs)
+    where
+        S: Service<Request<Script>>,
+        S::Error: std::fmt::Debug,
+    {
+        assert_ready!(poll(&mut service)).unwrap();
+        assert!(service.call(ask()).await.is_ok());
+        orgs.get("a").unwrap().put_out(OutReason::Unauthorised);
+        for _ in 0..2 {
+            assert_ready!(poll(&mut service)).unwrap();
+            assert!(service.call(ask()).await.is_err());
+        }
     }
+    let orgs = pool(&[("a", 1)]);
+    last_words(Mocked::new(Stack::new(orgs.clone()).build(Probe::good()).unwrap()), &orgs).await;
+    let orgs = pool(&[("a", 1)]);
+    let balance = OrgBalanceLayer::new(orgs.clone(), |_: &Org, probe: Probe| probe);
+    last_words(Mocked::new(balance.layer(Probe::good())), &orgs).await;
 }
 
 // 7. No task, no global state.

@@ -105,9 +105,10 @@ fn from_four_to_four_hundred_takes_seven_windows() {
 
 #[test]
 fn it_does_not_grow_while_it_is_not_reached() {
-    let (mut law, now) = open(100, 0.2);
+    let (mut law, mut now) = open(100, 0.2);
     for _ in 0..1_000 {
         let call = law.admitted(2, now);
+        now += SECOND / 10;
         law.answered(call, ok(), 2, now);
     }
     assert_eq!(law.slots(now), 20);
@@ -509,7 +510,7 @@ proptest! {
         law.quota_told(told);
         let mut now = Instant::now();
         let mut flying: Vec<Admitted> = vec![];
-        let mut cuts = 0u64;
+        let (mut cuts, mut cut_by) = (0u64, std::collections::BTreeSet::new());
         let (mut cap, mut floor) = (cap, floor);
         for event in events {
             let limit_before = law.limit();
@@ -528,7 +529,9 @@ proptest! {
                     }
                     // What refines a cut by the rest of its burst is no cut of its own.
                     let is_cut = |change: &Change| change.to < change.from && change.why != Why::Refined;
-                    cuts += law.changes().filter(is_cut).count() as u64;
+                    let cut = law.changes().filter(is_cut).count() as u64;
+                    cuts += cut;
+                    prop_assert!(cut == 0 || cut == 1 && cut_by.insert(call.epoch), "a second cut by one epoch's calls");
                 },
                 Event::Drop { call } => if !flying.is_empty() {
                     let n = flying.len();
