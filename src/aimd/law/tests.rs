@@ -455,8 +455,24 @@ fn what_was_in_use_a_short_while_ago_is_taken_up_at_once() {
 }
 
 #[test]
+fn a_limit_that_only_the_cap_stops_doubles_again_once_the_cap_is_raised_whatever_was_refused_before() {
+    let (mut law, mut now) = open(40, 0.5);
+    let calls: Vec<_> = (1..=20).map(|n| law.admitted(n, now)).collect();
+    calls.into_iter().for_each(|call| drop(law.answered(call, ok(), 20, now)));
+    let call = law.admitted(20, now);
+    law.answered(call, bare(), 20, now);
+    assert_eq!(law.limit(), 18.0);
+    law.retune(Tuning::new().cap(4), now);
+    assert_eq!((law.limit(), law.slots(now)), (4.0, 4));
+    law.retune(Tuning::new().cap(12), now);
+    assert_eq!((law.limit(), law.slots(now)), (6.0, 6), "the starting fraction");
+    full_window(&mut law, &mut now);
+    assert_eq!(law.limit(), 12.0, "doubled");
+}
+
+#[test]
 fn a_raised_floor_opens_no_window_that_a_hold_has_closed() {
-    let (mut law, now) = open(40, 0.25);
+    let (mut law, now) = open(8, 0.125);
     let call = law.admitted(1, now);
     law.answered(call, hinted(now, SECOND), 1, now);
     law.retune(Tuning::new().floor(8), now);
