@@ -759,11 +759,13 @@ async fn the_stack_refuses_an_org_whose_key_no_header_may_carry() {
 
 // From within, and at length.
 
+type Act = fn(&Members);
+
 /// Does something in its `poll_ready` or its `call`, the first time.
 #[derive(Clone)]
 struct Meddler {
     members: Arc<Mutex<Option<Members>>>,
-    act: fn(&Members),
+    act: Act,
     in_poll: bool,
 }
 
@@ -796,7 +798,7 @@ impl Service<Request<u32>> for Meddler {
 
 #[test]
 fn a_members_own_poll_or_call_may_change_the_pool() {
-    let acts: [(fn(&Members), Standing); 3] = [
+    let acts: [(Act, Standing); 3] = [
         (|members| members.disable("a").unwrap(), Standing::Disabled),
         (|members| drop(members.drain("a").unwrap()), Standing::Disabled),
         (|members| drop(members.remove("a").unwrap()), Standing::Removed),
@@ -809,15 +811,20 @@ fn a_members_own_poll_or_call_may_change_the_pool() {
                 let a = Org::new("a");
                 let hand = Arc::new(Mutex::new(None));
                 let meddler = Meddler { members: hand.clone(), act, in_poll };
-                let layer = OrgBalanceLayer::new(Orgs::new([a.clone()]).unwrap(), move |_: &Org, ()| meddler.clone());
+                let layer = OrgBalanceLayer::new(Orgs::new([a.clone()]).unwrap(), move |org: &Org, ()| {
+                    AimdLimitLayer::new(org).release_at_head().layer(meddler.clone())
+                });
                 let mut balance = layer.layer(());
                 balance.members().add(Org::new("b")).unwrap();
                 balance.members().disable("b").unwrap();
                 *hand.lock().unwrap() = Some(balance.members());
                 let mut call = task::spawn(balance.call(Request::new(1)));
+                // Knows the fleet as it was.
+                let _idle = balance.clone();
                 // In its poll it is closed before it has taken the call, in its call after that.
                 assert_eq!(call.poll().is_ready(), !in_poll);
                 assert_eq!(a.standing(), standing);
+                assert_eq!(a.snapshot().in_flight, 0, "no slot is kept for a call that did not come");
                 assert_pending!(task::spawn(balance.call(Request::new(2))).poll());
                 // Ours, that of whoever makes members, b's, and a's unless it was removed.
                 let instances = if standing == Standing::Removed { 3 } else { 4 };

@@ -24,7 +24,10 @@ pub(super) fn fault(error: BoxError) -> Error {
             error.stamp_mut().outcome = Outcome::of(Class::Local);
             break;
         }
-        cause = found.source();
+        // What an `io::Error` was made from is not among its sources.
+        let made_from =
+            found.downcast_ref().and_then(io::Error::get_ref).map(|inner| inner as &(dyn StdError + 'static));
+        cause = made_from.or_else(|| found.source());
     }
     error
 }
@@ -65,19 +68,22 @@ pub(super) fn usage(headers: &HeaderMap, body: &[u8]) -> Option<Usage> {
 /// Both providers say the usage last or nearly so, after all that is long: looked for from the end it costs the same for an
 /// answer of any length. `None` where it may not be a field of the answer itself: then the whole has to be read.
 fn usage_at_the_end(body: &[u8]) -> Option<Said> {
-    const NAME: &[u8] = b"\"usage\"";
-    let near = body.len().saturating_sub(NEAR);
-    let at = near + memchr::memmem::rfind(&body[near..], NAME)?;
-    // Within a string its quotes would be escaped; and no string ends right before a word.
-    if at == 0 || body[at - 1] == b'\\' {
-        return None;
+    let near = &body[body.len().saturating_sub(NEAR)..];
+    // Its own brace is the last but for those of what is told in detail within it.
+    for brace in memchr::memrchr_iter(b'{', near) {
+        let before = near[..brace].trim_ascii_end().strip_suffix(b":").map(<[u8]>::trim_ascii_end);
+        let Some(before) = before.and_then(|before| before.strip_suffix(b"\"usage\"")) else { continue };
+        // Within a string its quotes would be escaped; and no string ends right before a word.
+        if !matches!(before.last(), Some(last) if *last != b'\\') {
+            return None;
+        }
+        let mut values = serde_json::Deserializer::from_slice(&near[brace..]).into_iter();
+        let said = values.next()?.ok()?;
+        // What encloses it ends with the body, and nothing begins between: so it is the answer itself.
+        let after = near[brace..].get(values.byte_offset()..)?.trim_ascii_end().strip_suffix(b"}")?;
+        return memchr::memchr3(b'{', b'}', b'[', after).is_none().then_some(said);
     }
-    let value = body[at + NAME.len()..].trim_ascii_start().strip_prefix(b":")?;
-    let mut values = serde_json::Deserializer::from_slice(value).into_iter();
-    let said = values.next()?.ok()?;
-    // What encloses it ends with the body, and nothing begins between: so it is the answer itself.
-    let after = value.get(values.byte_offset()..)?.trim_ascii_end().strip_suffix(b"}")?;
-    memchr::memchr3(b'{', b'}', b'[', after).is_none().then_some(said)
+    None
 }
 
 /// How far from the end the usage is looked for, in bytes.

@@ -92,7 +92,7 @@ pub fn read(headers: &HeaderMap, wall: SystemTime) -> Readings {
     let mut reference = None;
     pass(headers, |value| {
         let reference = *reference.get_or_insert_with(|| hint::reference(headers, wall));
-        hint::parse_span(value, reference)
+        hint::parse_span(text(value)?, reference)
     })
 }
 
@@ -102,7 +102,7 @@ pub(crate) fn read_amounts(headers: &HeaderMap) -> Readings {
 }
 
 /// One pass over the headers: cheaper than a look-up for each of the names.
-fn pass(headers: &HeaderMap, mut reset: impl FnMut(&str) -> Option<Duration>) -> Readings {
+fn pass(headers: &HeaderMap, mut reset: impl FnMut(&HeaderValue) -> Option<Duration>) -> Readings {
     let mut anthropic = Readings::default();
     let mut openai = Readings::default();
     for (name, value) in headers {
@@ -118,7 +118,7 @@ fn pass(headers: &HeaderMap, mut reset: impl FnMut(&str) -> Option<Duration>) ->
         match field {
             Field::Limit => reading.limit = reading.limit.or_else(|| amount(value)),
             Field::Remaining => reading.remaining = reading.remaining.or_else(|| amount(value)),
-            Field::Reset => reading.reset = reading.reset.or_else(|| reset(text(value)?)),
+            Field::Reset => reading.reset = reading.reset.or_else(|| reset(value)),
         }
     }
     for (ours, theirs) in anthropic.0.iter_mut().zip(openai.0) {
@@ -192,10 +192,16 @@ fn text(value: &HeaderValue) -> Option<&str> {
 }
 
 fn amount(value: &HeaderValue) -> Option<f64> {
-    // Digits alone, as nearly all are; up to 15 of them a double holds exactly.
+    // Digits alone, as nearly all are; a double holds up to 15 of them exactly.
     let digits = value.as_bytes();
-    if (1..=15).contains(&digits.len()) && digits.iter().all(u8::is_ascii_digit) {
-        return Some(digits.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0')) as f64);
+    if (1..=15).contains(&digits.len()) {
+        let mut number = 0;
+        if digits.iter().all(|digit| {
+            number = number * 10 + u64::from(digit.wrapping_sub(b'0'));
+            digit.is_ascii_digit()
+        }) {
+            return Some(number as f64);
+        }
     }
     let number: f64 = text(value)?.parse().ok()?;
     (number.is_finite() && number >= 0.0).then_some(number)
