@@ -50,6 +50,10 @@ pub(crate) struct Law {
     /// What is allowed now: below `limit` only while reopening after a hold or an idle phase.
     open: f64,
     epoch: u64,
+    /// The epoch that began with the last hold.
+    reopened: u64,
+    /// Calls in flight that were admitted since then. Those from before it are not what reopens the org, however long they last.
+    young: usize,
     /// One call alone, until an answer of the current epoch has been read.
     sounding: bool,
     /// Doubling until the first cut.
@@ -94,6 +98,8 @@ impl Law {
             limit: 0.0,
             open: 0.0,
             epoch: 0,
+            reopened: 0,
+            young: 0,
             sounding: true,
             slow_start: true,
             reached: false,
@@ -205,20 +211,23 @@ impl Law {
         }
     }
 
-    /// How many may be in flight when neither a hold nor the pace forbids it.
+    /// How many admitted since the last hold may be in flight.
     fn width(&self) -> usize {
         // At least 1 and at most the cap: the cast loses only the fraction.
         if self.sounding { 1 } else { self.open as usize }
     }
 
-    /// How many may be in flight now.
-    pub(crate) fn slots(&self, now: Instant) -> usize {
-        if self.not_before(now).is_some() { 0 } else { self.width() }
+    /// How many more may be in flight when neither a hold nor the pace forbids it.
+    fn room(&self, in_flight: usize) -> usize {
+        self.width().saturating_sub(self.young).min((self.limit as usize).saturating_sub(in_flight))
     }
 
     /// How many may be admitted now: by a pace, one at a time.
     pub(crate) fn free(&self, in_flight: usize, now: Instant) -> usize {
-        let free = self.slots(now).saturating_sub(in_flight);
+        if self.not_before(now).is_some() {
+            return 0;
+        }
+        let free = self.room(in_flight);
         if self.pace.is_some() { free.min(1) } else { free }
     }
 
@@ -234,7 +243,7 @@ impl Law {
 
     /// When time alone admits the next call.
     pub(crate) fn opens_at(&self, in_flight: usize, now: Instant) -> Option<Instant> {
-        self.not_before(now).filter(|_| in_flight < self.width())
+        self.not_before(now).filter(|_| self.room(in_flight) > 0)
     }
 
     /// A call was admitted; `in_flight` counts it. Gives what it carries.
@@ -249,7 +258,8 @@ impl Law {
         if self.busy.is_none() || in_flight as f64 >= start {
             self.busy = Some(now);
         }
-        if in_flight >= self.width() {
+        self.young += 1;
+        if self.room(in_flight) == 0 {
             self.reached = true;
         }
         if let Some(pace) = &mut self.pace {
@@ -260,6 +270,13 @@ impl Law {
             *sent = sent.saturating_add(1);
         }
         Admitted { epoch: self.epoch, level: in_flight }
+    }
+
+    /// A call gives its slot back.
+    pub(crate) fn left(&mut self, call: Admitted) {
+        if call.epoch >= self.reopened {
+            self.young = self.young.saturating_sub(1);
+        }
     }
 
     /// An answer was read of a call; `in_flight` still counts it. True if limit, pace or hold moved.
@@ -494,6 +511,8 @@ impl Law {
     fn hold_until(&mut self, until: Instant, reason: HoldReason, now: Instant) {
         self.sounding = true;
         self.open = 1.0;
+        // None of this epoch flies yet: while the org is held none is admitted.
+        (self.reopened, self.young) = (self.epoch, 0);
         self.familiar = if until - now > self.settings.idle { 0.0 } else { self.limit };
         if let Some(meter) = &mut self.meter {
             meter.held(until, now);

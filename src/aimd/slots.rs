@@ -77,7 +77,7 @@ impl Admission for Slots {
     type Grant = Admitted;
 
     fn admit(&mut self, now: Instant) -> Option<Admitted> {
-        if self.in_flight >= self.law.slots(now) {
+        if self.law.free(self.in_flight, now) == 0 {
             return None;
         }
         self.in_flight += 1;
@@ -139,6 +139,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let idle = self.gate.update(|slots, _| {
             slots.in_flight -= 1;
+            slots.law.left(self.admitted);
             slots.org.write_in_flight(slots.in_flight).then(|| slots.org.clone())
         });
         if let Some(org) = idle {

@@ -21,12 +21,26 @@ fn untold(cap: usize, start: f64) -> (Law, Instant) {
     (law, now)
 }
 
+impl Law {
+    /// An answer was read, and gave its slot back.
+    fn ended(&mut self, call: Admitted, outcome: Outcome, in_flight: usize, now: Instant) -> bool {
+        let moved = self.answered(call, outcome, in_flight, now);
+        self.left(call);
+        moved
+    }
+
+    /// How many may be in flight, of those that reopen it.
+    fn slots(&self, now: Instant) -> usize {
+        if self.not_before(now).is_some() { 0 } else { self.width() }
+    }
+}
+
 /// A law whose depth has been sounded.
 fn open(cap: usize, start: f64) -> (Law, Instant) {
     let now = Instant::now();
     let mut law = law(cap, start);
     let call = law.admitted(1, now);
-    law.answered(call, ok(), 1, now);
+    law.ended(call, ok(), 1, now);
     (law, now)
 }
 
@@ -48,7 +62,7 @@ fn full_window(law: &mut Law, now: &mut Instant) {
     let calls: Vec<_> = (1..=slots).map(|n| law.admitted(n, *now)).collect();
     *now += SECOND;
     for call in calls {
-        law.answered(call, ok(), slots, *now);
+        law.ended(call, ok(), slots, *now);
     }
 }
 
@@ -58,7 +72,7 @@ fn the_first_call_travels_alone_then_a_quarter_of_the_cap_is_open() {
     let mut law = Law::new(settings(), 100, fastrand::Rng::with_seed(1));
     assert_eq!(law.slots(now), 1);
     let call = law.admitted(1, now);
-    law.answered(call, ok(), 1, now);
+    law.ended(call, ok(), 1, now);
     assert_eq!(law.slots(now), 25);
 }
 
@@ -68,13 +82,13 @@ fn a_lone_call_that_got_no_answer_leaves_the_depth_unsounded() {
     for class in [Class::Transport, Class::Overloaded, Class::Unauthorised, Class::Local] {
         let mut law = law(100, 0.25);
         let call = law.admitted(1, now);
-        law.answered(call, Outcome::of(class), 1, now);
+        law.ended(call, Outcome::of(class), 1, now);
         assert_eq!(law.slots(now), 1, "{class}");
     }
     for class in [Class::Rejected, Class::Terminal, Class::TooLarge] {
         let mut law = law(100, 0.25);
         let call = law.admitted(1, now);
-        law.answered(call, Outcome::of(class), 1, now);
+        law.ended(call, Outcome::of(class), 1, now);
         assert_eq!(law.slots(now), 25, "{class}");
     }
 }
@@ -87,7 +101,7 @@ fn it_doubles_per_full_window_until_the_first_cut_then_adds_one() {
         assert_eq!(law.slots(now), expected);
     }
     let call = law.admitted(100, now);
-    law.answered(call, bare(), 100, now);
+    law.ended(call, bare(), 100, now);
     let cut = law.slots(now);
     full_window(&mut law, &mut now);
     assert_eq!(law.slots(now), cut + 1);
@@ -109,7 +123,7 @@ fn it_does_not_grow_while_it_is_not_reached() {
     for _ in 0..1_000 {
         let call = law.admitted(2, now);
         now += SECOND / 10;
-        law.answered(call, ok(), 2, now);
+        law.ended(call, ok(), 2, now);
     }
     assert_eq!(law.slots(now), 20);
 }
@@ -125,9 +139,9 @@ fn a_limit_of_one_that_is_used_grows() {
 fn a_hundred_refusals_of_one_epoch_are_one_cut() {
     let (mut law, now) = open(100, 1.0);
     let epochs: Vec<_> = (1..=100).map(|n| law.admitted(n, now)).collect();
-    law.answered(epochs[0], ok(), 100, now);
+    law.ended(epochs[0], ok(), 100, now);
     for (i, epoch) in epochs.into_iter().enumerate() {
-        law.answered(epoch, hinted(now, SECOND), 100 - i, now);
+        law.ended(epoch, hinted(now, SECOND), 100 - i, now);
     }
     assert_eq!(law.limit(), 50.0);
     assert_eq!(law.epoch(), 1);
@@ -138,7 +152,7 @@ fn a_bare_refusal_stays_near_the_point_of_refusal_and_holds_nothing() {
     let (mut law, mut now) = open(100, 1.0);
     full_window(&mut law, &mut now);
     let call = law.admitted(40, now);
-    law.answered(call, bare(), 40, now);
+    law.ended(call, bare(), 40, now);
     assert_eq!(law.limit(), 36.0);
     assert_eq!(law.slots(now), 36);
 }
@@ -147,10 +161,10 @@ fn a_bare_refusal_stays_near_the_point_of_refusal_and_holds_nothing() {
 fn a_window_refused_as_a_whole_falls_back_to_one_call_and_a_pause() {
     let (mut law, now) = open(100, 0.25);
     let call = law.admitted(25, now);
-    law.answered(call, bare(), 25, now);
+    law.ended(call, bare(), 25, now);
     assert!(law.slots(now) > 1, "the epoch had been served");
     let call = law.admitted(20, now);
-    law.answered(call, bare(), 20, now);
+    law.ended(call, bare(), 20, now);
     assert_eq!(law.slots(now), 0);
     assert_eq!(law.slots(now + SECOND), 1);
 }
@@ -159,14 +173,14 @@ fn a_window_refused_as_a_whole_falls_back_to_one_call_and_a_pause() {
 fn a_hold_ends_at_its_hint_and_one_call_goes_first_then_the_window_doubles() {
     let (mut law, now) = open(100, 0.4);
     let call = law.admitted(40, now);
-    law.answered(call, hinted(now, 30 * SECOND), 40, now);
+    law.ended(call, hinted(now, 30 * SECOND), 40, now);
     let before = now + 30 * SECOND - Duration::from_millis(1);
     assert_eq!(law.slots(before), 0);
     let mut then = now + 30 * SECOND;
     assert_eq!(law.slots(then), 1);
     let mut seen = vec![];
     let call = law.admitted(1, then);
-    law.answered(call, ok(), 1, then);
+    law.ended(call, ok(), 1, then);
     for _ in 0..6 {
         seen.push(law.slots(then));
         full_window(&mut law, &mut then);
@@ -178,12 +192,12 @@ fn a_hold_ends_at_its_hint_and_one_call_goes_first_then_the_window_doubles() {
 fn only_an_answer_of_the_current_epoch_ends_the_sounding() {
     let (mut law, now) = open(100, 0.4);
     let old = law.admitted(40, now);
-    law.answered(old, hinted(now, SECOND), 40, now);
+    law.ended(old, hinted(now, SECOND), 40, now);
     let mut then = now + 2 * SECOND;
-    law.answered(old, ok(), 39, then);
+    law.ended(old, ok(), 39, then);
     assert_eq!(law.slots(then), 1, "an answer from before the hold says nothing");
     let call = law.admitted(1, then);
-    law.answered(call, ok(), 1, then);
+    law.ended(call, ok(), 1, then);
     full_window(&mut law, &mut then);
     assert_eq!(law.slots(then), 2);
 }
@@ -193,7 +207,7 @@ fn the_longest_hint_wins() {
     let (mut law, now) = open(100, 0.4);
     let call = law.admitted(40, now);
     for wait in [5, 20, 1] {
-        law.answered(call, hinted(now, wait * SECOND), 40, now);
+        law.ended(call, hinted(now, wait * SECOND), 40, now);
     }
     assert_eq!(law.held_until(now), Some(now + 20 * SECOND));
 }
@@ -202,13 +216,13 @@ fn the_longest_hint_wins() {
 fn a_hint_beyond_the_ceiling_parks_the_org_until_a_probe() {
     let (mut law, now) = open(100, 0.4);
     let call = law.admitted(40, now);
-    law.answered(call, hinted(now, Duration::from_secs(999_999)), 40, now);
+    law.ended(call, hinted(now, Duration::from_secs(999_999)), 40, now);
     let hold = law.hold().unwrap();
     assert_eq!(hold.reason, HoldReason::Parked);
     assert_eq!(hold.until, now + crate::outcome::DEFAULT_CEILING);
     assert_eq!(law.slots(hold.until), 1);
     let call = law.admitted(1, hold.until);
-    law.answered(call, ok(), 1, hold.until);
+    law.ended(call, ok(), 1, hold.until);
     assert!(law.held_until(hold.until).is_none(), "one good answer reopens it long before the hint");
 }
 
@@ -219,7 +233,7 @@ fn a_hint_cut_down_to_the_ceiling_by_its_reader_parks_too() {
     for (wait, reason) in [(300, HoldReason::Parked), (298, HoldReason::Hint)] {
         let mut law = law(100, 0.25);
         let call = law.admitted(1, now);
-        law.answered(call, hinted(read, wait * SECOND), 1, now);
+        law.ended(call, hinted(read, wait * SECOND), 1, now);
         assert_eq!(law.hold().unwrap().reason, reason, "{wait}");
     }
 }
@@ -232,7 +246,7 @@ fn a_hold_is_spread_later_never_earlier() {
         let now = Instant::now();
         let mut law = Law::new(settings.clone(), 100, fastrand::Rng::with_seed(seed));
         let call = law.admitted(1, now);
-        law.answered(call, hinted(now, 30 * SECOND), 1, now);
+        law.ended(call, hinted(now, 30 * SECOND), 1, now);
         let wait = law.held_until(now).unwrap() - now;
         assert!((30 * SECOND..=31 * SECOND).contains(&wait), "{wait:?}");
         ends.insert(wait);
@@ -251,7 +265,7 @@ fn a_lone_black_hole_gets_few_calls_with_growing_pauses() {
                 let call = law.admitted(1, now);
                 calls.push(now - start);
                 // `retry-after: 0` and a date in the past are no hint, so they look like this too.
-                law.answered(call, bare(), 1, now);
+                law.ended(call, bare(), 1, now);
             }
         }
     }
@@ -269,11 +283,11 @@ fn a_good_answer_forgets_the_strikes() {
     let mut at = now;
     for _ in 0..5 {
         let call = law.admitted(1, at);
-        law.answered(call, bare(), 1, at);
+        law.ended(call, bare(), 1, at);
         at = law.held_until(at).unwrap();
     }
     let call = law.admitted(1, at);
-    law.answered(call, ok(), 1, at);
+    law.ended(call, ok(), 1, at);
     assert_eq!(law.strikes, 0);
 }
 
@@ -283,9 +297,9 @@ fn a_cut_never_raises_a_limit_and_a_cap_below_the_floor_wins() {
     let settings = Settings::builder().floor(4).spread(Duration::ZERO).build().unwrap();
     let mut law = Law::new(settings, 1, fastrand::Rng::with_seed(1));
     let call = law.admitted(1, now);
-    law.answered(call, ok(), 1, now);
+    law.ended(call, ok(), 1, now);
     let call = law.admitted(1, now);
-    law.answered(call, hinted(now, SECOND), 1, now);
+    law.ended(call, hinted(now, SECOND), 1, now);
     assert_eq!(law.limit(), 1.0);
     assert_eq!(law.slots(now + SECOND), 1);
 }
@@ -298,9 +312,9 @@ fn fly(law: &mut Law, n: usize, now: Instant) -> Vec<Admitted> {
 fn untold_a_burst_comes_down_to_what_fitted_whichever_of_it_was_refused() {
     let (mut law, now) = untold(100, 0.25);
     let calls = fly(&mut law, 25, now);
-    law.answered(calls[24], ok(), 25, now);
+    law.ended(calls[24], ok(), 25, now);
     for (i, refused) in [7, 0, 23, 3, 11].into_iter().enumerate() {
-        law.answered(calls[refused], bare(), 25 - i, now);
+        law.ended(calls[refused], bare(), 25 - i, now);
     }
     assert_eq!((law.limit(), law.epoch()), (20.0, 1));
     let why: Vec<_> = law.changes().map(|change| change.why).collect();
@@ -312,7 +326,7 @@ fn untold_a_burst_takes_half_at_most() {
     let (mut law, now) = untold(100, 1.0);
     let calls = fly(&mut law, 100, now);
     for (i, call) in calls.into_iter().enumerate() {
-        law.answered(call, bare(), 100 - i, now);
+        law.ended(call, bare(), 100 - i, now);
     }
     assert_eq!((law.limit(), law.epoch()), (50.0, 1));
 }
@@ -323,8 +337,8 @@ fn untold_it_rests_below_the_point_of_refusal_then_probes_by_one_two_four() {
     full_window(&mut law, &mut now);
     assert_eq!(law.limit(), 50.0);
     let calls = fly(&mut law, 50, now);
-    law.answered(calls[0], ok(), 50, now);
-    law.answered(calls[49], bare(), 49, now);
+    law.ended(calls[0], ok(), 50, now);
+    law.ended(calls[49], bare(), 49, now);
     let mut seen = vec![];
     for _ in 0..5 {
         seen.push(law.limit());
@@ -333,8 +347,8 @@ fn untold_it_rests_below_the_point_of_refusal_then_probes_by_one_two_four() {
     assert_eq!(seen, [49.0, 50.0, 52.0, 56.0, 64.0], "a window of a second outlasts the first rest");
     // Refused again five seconds later: it rests for ten.
     let calls = fly(&mut law, 72, now);
-    law.answered(calls[0], ok(), 72, now);
-    law.answered(calls[71], bare(), 72, now);
+    law.ended(calls[0], ok(), 72, now);
+    law.ended(calls[71], bare(), 72, now);
     let cut = law.limit();
     for _ in 0..9 {
         full_window(&mut law, &mut now);
@@ -348,12 +362,12 @@ fn untold_it_rests_below_the_point_of_refusal_then_probes_by_one_two_four() {
 fn untold_a_second_refusal_before_anything_was_served_halves_and_a_third_pauses() {
     let (mut law, now) = untold(100, 0.2);
     let first = law.admitted(20, now);
-    law.answered(first, bare(), 20, now);
+    law.ended(first, bare(), 20, now);
     let second = law.admitted(19, now);
-    law.answered(second, bare(), 19, now);
+    law.ended(second, bare(), 19, now);
     assert_eq!((law.limit(), law.slots(now)), (9.5, 9));
     let third = law.admitted(9, now);
-    law.answered(third, bare(), 9, now);
+    law.ended(third, bare(), 9, now);
     assert_eq!(law.slots(now), 0);
     assert_eq!(law.slots(now + SECOND), 1);
 }
@@ -365,11 +379,11 @@ fn untold_lone_calls_refused_after_others_were_served_start_a_pace() {
     // Ten a second, one at a time, then a refusal: nothing but the rate can be too high.
     for i in 0..20 {
         let call = law.admitted(1, at(100 * i));
-        law.answered(call, ok(), 1, at(100 * i + 50));
+        law.ended(call, ok(), 1, at(100 * i + 50));
     }
     let call = law.admitted(1, at(2_000));
     assert_eq!(law.cell().pace, None);
-    law.answered(call, bare(), 1, at(2_000));
+    law.ended(call, bare(), 1, at(2_000));
     let pace = law.cell().pace.unwrap();
     assert!((9.7..=10.3).contains(&pace), "{pace}");
     assert_eq!(law.slots(at(2_000)), 0, "no start before its turn");
@@ -387,7 +401,7 @@ fn untold_a_refusal_just_above_a_low_concurrency_limit_starts_no_pace() {
         full_window(&mut law, &mut now);
     }
     let calls = fly(&mut law, 3, now);
-    law.answered(calls[2], bare(), 3, now);
+    law.ended(calls[2], bare(), 3, now);
     assert_eq!((law.cell().pace, law.limit()), (None, 2.0));
 }
 
@@ -395,12 +409,12 @@ fn untold_a_refusal_just_above_a_low_concurrency_limit_starts_no_pace() {
 fn untold_after_a_hint_it_rests_long_enough_that_holds_cost_a_twenty_fifth() {
     let (mut law, mut now) = untold(100, 0.2);
     let calls = fly(&mut law, 20, now);
-    law.answered(calls[19], hinted(now, SECOND), 20, now);
+    law.ended(calls[19], hinted(now, SECOND), 20, now);
     assert_eq!(law.limit(), 19.0, "a refusal with a hint is a point of refusal too");
     let refused = now;
     now += SECOND;
     let lone = law.admitted(1, now);
-    law.answered(lone, ok(), 1, now);
+    law.ended(lone, ok(), 1, now);
     assert_eq!(law.slots(now), 9, "after a short hold half is open at once");
     while law.limit() < 19.5 {
         full_window(&mut law, &mut now);
@@ -414,12 +428,12 @@ fn growth_is_bounded_by_time_however_fast_the_answers() {
     let start = Instant::now();
     let mut law = Law::new(settings, 10_000, fastrand::Rng::with_seed(1));
     let sound = law.admitted(1, start);
-    law.answered(sound, ok(), 1, start);
+    law.ended(sound, ok(), 1, start);
     for ms in 0..1_000 {
         let now = start + Duration::from_millis(ms);
         let slots = law.slots(now);
         for call in fly(&mut law, slots, now) {
-            law.answered(call, ok(), 1, now);
+            law.ended(call, ok(), 1, now);
         }
         let bound = 100.0 * 16f64.powf(ms as f64 / 1e3);
         assert!(law.limit() <= bound.max(100.0) + 1e-6, "{} after {ms} ms", law.limit());
@@ -437,7 +451,7 @@ fn after_an_idle_phase_a_burst_begins_with_the_warm_up_and_the_limit_stays() {
     for _ in 0..1_200 {
         now += SECOND / 2;
         let call = law.admitted(1, now);
-        law.answered(call, ok(), 1, now);
+        law.ended(call, ok(), 1, now);
     }
     assert_eq!((law.limit(), law.slots(now)), (100.0, 25));
     full_window(&mut law, &mut now);
@@ -458,9 +472,11 @@ fn what_was_in_use_a_short_while_ago_is_taken_up_at_once() {
 fn a_limit_that_only_the_cap_stops_doubles_again_once_the_cap_is_raised_whatever_was_refused_before() {
     let (mut law, mut now) = open(40, 0.5);
     let calls: Vec<_> = (1..=20).map(|n| law.admitted(n, now)).collect();
-    calls.into_iter().for_each(|call| drop(law.answered(call, ok(), 20, now)));
+    for call in calls {
+        law.ended(call, ok(), 20, now);
+    }
     let call = law.admitted(20, now);
-    law.answered(call, bare(), 20, now);
+    law.ended(call, bare(), 20, now);
     assert_eq!(law.limit(), 18.0);
     law.retune(Tuning::new().cap(4), now);
     assert_eq!((law.limit(), law.slots(now)), (4.0, 4));
@@ -474,12 +490,12 @@ fn a_limit_that_only_the_cap_stops_doubles_again_once_the_cap_is_raised_whatever
 fn a_raised_floor_opens_no_window_that_a_hold_has_closed() {
     let (mut law, now) = open(8, 0.125);
     let call = law.admitted(1, now);
-    law.answered(call, hinted(now, SECOND), 1, now);
+    law.ended(call, hinted(now, SECOND), 1, now);
     law.retune(Tuning::new().floor(8), now);
     let after = now + SECOND;
     assert_eq!((law.limit(), law.slots(after)), (8.0, 1), "one call goes first");
     let call = law.admitted(1, after);
-    law.answered(call, ok(), 1, after);
+    law.ended(call, ok(), 1, after);
     assert_eq!(law.slots(after), 1, "then it opens by doubling");
     let mut now = after;
     full_window(&mut law, &mut now);
@@ -511,6 +527,38 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
+#[test]
+fn calls_from_before_a_hold_do_not_keep_it_shut_however_long_they_last() {
+    let (mut law, mut now) = open(20, 0.5);
+    let mut old: Vec<_> = (1..=10).map(|n| law.admitted(n, now)).collect();
+    let refused = old.pop().unwrap();
+    law.ended(refused, hinted(now, SECOND), 10, now);
+    assert_eq!((law.limit(), law.free(9, now)), (5.0, 0));
+    now += SECOND;
+    assert_eq!(law.free(9, now), 0, "more fly than are allowed altogether");
+    for call in old.drain(3..) {
+        law.left(call);
+    }
+    assert_eq!(law.free(3, now), 1, "one goes first, beside those that still fly");
+    let first = law.admitted(4, now);
+    assert_eq!(law.free(4, now), 0);
+    law.ended(first, ok(), 4, now);
+    assert_eq!(law.free(3, now), 1);
+    let next = law.admitted(4, now);
+    now += SECOND;
+    law.ended(next, ok(), 4, now);
+    assert_eq!((law.open, law.free(3, now)), (2.0, 2), "it opens by doubling");
+    let calls = [law.admitted(4, now), law.admitted(5, now)];
+    assert_eq!(law.free(5, now), 0, "all together stay within the limit");
+    // An old one gives its slot back, and takes nothing from the new ones' count.
+    law.left(old.pop().unwrap());
+    assert_eq!(law.free(4, now), 0);
+    for call in calls {
+        law.left(call);
+    }
+    assert_eq!(law.free(2, now), 2);
+}
+
 proptest! {
     #[test]
     fn the_limit_stays_in_bounds_cuts_are_fewer_than_epochs_and_something_can_always_move(
@@ -539,7 +587,7 @@ proptest! {
                     let in_flight = flying.len();
                     let call = flying.swap_remove(call % in_flight);
                     let at = hint_ms.map(|ms| now + Duration::from_millis(ms));
-                    law.answered(call, Outcome::of(class).not_before(at), in_flight, now);
+                    law.ended(call, Outcome::of(class).not_before(at), in_flight, now);
                     if law.limit() < limit_before {
                         prop_assert_eq!(class, Class::Throttled);
                     }
@@ -551,7 +599,7 @@ proptest! {
                 },
                 Event::Drop { call } => if !flying.is_empty() {
                     let n = flying.len();
-                    flying.swap_remove(call % n);
+                    law.left(flying.swap_remove(call % n));
                     prop_assert_eq!(law.limit(), limit_before);
                 },
                 Event::Wait { ms } => now += Duration::from_millis(ms),
@@ -572,9 +620,12 @@ proptest! {
             prop_assert!(cuts <= law.epoch());
             prop_assert!(law.slots(now) <= cap);
             // Progress: free now, or at a known time, or when what flies comes back.
-            let opens = law.opens_at(0, now).unwrap_or(now);
+            let mut landed = law.clone();
+            flying.iter().for_each(|call| landed.left(*call));
+            let opens = landed.opens_at(0, now).unwrap_or(now);
             prop_assert!(opens <= now + Duration::from_secs(301));
-            prop_assert!(law.slots(opens) >= 1);
+            prop_assert!(landed.free(0, opens) >= 1);
+            prop_assert!(law.young <= flying.len());
             prop_assert!(law.cell().pace.is_none_or(|pace| pace.is_finite() && pace > 0.0));
         }
     }
