@@ -429,8 +429,8 @@ mod tests {
     #[test]
     fn a_change_says_what_and_why() {
         let change = Change::new(Instant::now(), 25.0, 20.0, Why::Refused);
-        assert_eq!(change.to_string(), "25.0 to 20.0 slots: 429 without a hint");
+        assert_eq!(change.to_string(), "25.0 to 20.0 slots: refused without a hint");
         let change = Change::new(Instant::now(), 10.0, 9.7, Why::PaceRefused);
-        assert_eq!(change.to_string(), "10.0 to 9.7 calls/s: 429 at this pace");
+        assert_eq!(change.to_string(), "10.0 to 9.7 calls/s: refused at this pace");
     }
 }

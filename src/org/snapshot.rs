@@ -43,9 +43,9 @@ pub enum HoldReason {
 impl fmt::Display for HoldReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            HoldReason::Hint => "429 with a hint",
-            HoldReason::Backoff => "429 without a hint",
-            HoldReason::Parked => "429 with a hint beyond the ceiling",
+            HoldReason::Hint => "refused with a hint",
+            HoldReason::Backoff => "refused without a hint",
+            HoldReason::Parked => "refused with a hint beyond the ceiling",
         })
     }
 }
@@ -92,9 +92,9 @@ pub struct LimitCell {
 pub enum Why {
     /// Full, clean windows: consecutive ones are one change.
     Grown,
-    /// A 429 without a hint.
+    /// A refusal (of HTTP, a 429) without a hint.
     Refused,
-    /// A 429 with a hint.
+    /// A refusal with a hint.
     Held,
     /// More refusals of the burst that the last change was for: it came nearer to what had fitted.
     Refined,
@@ -104,7 +104,7 @@ pub enum Why {
     PaceBegan,
     /// A pace was kept for a while without a refusal: consecutive ones are one change.
     PaceGrown,
-    /// A 429 though paced.
+    /// A refusal though paced.
     PaceRefused,
     /// Starts no longer waited for the pace: slots limit alone.
     PaceEnded,
@@ -126,13 +126,13 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Why::Grown => "full and clean",
-            Why::Refused => "429 without a hint",
-            Why::Held => "429 with a hint",
+            Why::Refused => "refused without a hint",
+            Why::Held => "refused with a hint",
             Why::Refined => "more of the same burst refused",
-            Why::RefusedAgain => "429 again, nothing answered since",
-            Why::PaceBegan => "429 with almost nothing in flight: the rate is limited",
-            Why::PaceGrown => "pace kept without a 429",
-            Why::PaceRefused => "429 at this pace",
+            Why::RefusedAgain => "refused again, nothing answered since",
+            Why::PaceBegan => "refused with almost nothing in flight: the rate is limited",
+            Why::PaceGrown => "pace kept without a refusal",
+            Why::PaceRefused => "refused at this pace",
             Why::PaceEnded => "pace no longer binds",
             Why::PaceFutile => "slower calls were refused as often",
             Why::Retuned => "retuned",
