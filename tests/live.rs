@@ -796,7 +796,8 @@ impl Service<Request<u32>> for Meddler {
 
 #[test]
 fn a_members_own_poll_or_call_may_change_the_pool() {
-    let acts: [(fn(&Members), Standing); 3] = [
+    type Act = fn(&Members);
+    let acts: [(Act, Standing); 3] = [
         (|members| members.disable("a").unwrap(), Standing::Disabled),
         (|members| drop(members.drain("a").unwrap()), Standing::Disabled),
         (|members| drop(members.remove("a").unwrap()), Standing::Removed),
