@@ -87,7 +87,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             .service(client)
     };
     let service = ServiceBuilder::new()
-        .layer(RateLimitRetryLayer::builder().classifier(NotEmpty).max_attempts(10).build()?)
+        .layer(RateLimitRetryLayer::builder().classify(NotEmpty).max_attempts(10).build()?)
         .layer(OrgBalanceLayer::new(Orgs::new([org("terse"), org("mute")])?, member))
         // tower-http's timeout makes up an answer, so it wants a body that can be made up.
         .map_response(|answer: Response<hyper::body::Incoming>| answer.map(UnsyncBoxBody::new))

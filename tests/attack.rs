@@ -775,7 +775,7 @@ async fn the_longest_backoff_is_a_wait_and_no_loop() {
             std::future::ready(Response::builder().status(status).body(Body::default()))
         });
         let retry = RateLimitRetryLayer::builder()
-            .classifier(tower_quota::outcome::ByStatus)
+            .classify(tower_quota::outcome::ByStatus)
             .backoff_base(Duration::MAX)
             .backoff_cap(Duration::MAX)
             .patience(Duration::MAX)

@@ -358,7 +358,7 @@ async fn over_one_slot_and_a_retry_layer_nothing_deadlocks() {
     let provider = Rc::new(std::cell::RefCell::new(provider));
     let provider = tower::service_fn(move |request| provider.borrow_mut().call(request));
     let service = ServiceBuilder::new()
-        .layer(RateLimitRetryLayer::builder().classifier(ByStatus).build().unwrap())
+        .layer(RateLimitRetryLayer::builder().classify(ByStatus).build().unwrap())
         .layer(ConcurrencyLimitLayer::new(1))
         .service(provider);
     let mut drive = Drive::iter(service, (0..100).map(|id| (id, Request::new(id))), 10).unwrap();

@@ -124,7 +124,7 @@ impl Service<Request<Body>> for Provider {
 }
 
 fn builder() -> RateLimitRetryBuilder<ByStatus> {
-    RateLimitRetryLayer::builder().classifier(ByStatus)
+    RateLimitRetryLayer::builder().classify(ByStatus)
 }
 
 fn request() -> Request<Body> {
@@ -560,7 +560,7 @@ async fn it_stands_alone_around_what_is_not_http() {
     let foreign = tower::service_fn(move |_: Request<u8>| {
         ready(answers.lock().unwrap().pop_front().unwrap().map_err(io::Error::from))
     });
-    let mut service = RateLimitRetryLayer::builder().classifier(classify).build().unwrap().layer(foreign);
+    let mut service = RateLimitRetryLayer::builder().classify(classify).build().unwrap().layer(foreign);
     assert_eq!(service.ready().await.unwrap().call(Request::new(1)).await.unwrap(), 7);
     let error = service.ready().await.unwrap().call(Request::new(1)).await.unwrap_err();
     assert_eq!(error.class(), None);

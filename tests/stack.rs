@@ -332,7 +332,7 @@ async fn no_slot_is_held_while_a_request_backs_off() {
 #[tokio::test(start_paused = true)]
 async fn with_the_limit_over_the_retry_the_slot_would_be_held() {
     let (first, second) = first_and_second(|org, client| {
-        let retry = RateLimitRetryLayer::builder().classifier(ByStatus).build().unwrap();
+        let retry = RateLimitRetryLayer::builder().classify(ByStatus).build().unwrap();
         AimdLimitLayer::new(&org).layer(retry.layer(client))
     })
     .await;

@@ -146,7 +146,7 @@ pub(crate) fn each_layer(wire: &Wire, visitor: &mut impl Visit) {
         let balance = OrgBalanceLayer::new(orgs(count), |_: &Org, wire| wire).layer(wire.clone());
         visitor.visit(&format!("balance, {count} orgs"), balance, request_of_family());
     }
-    let retry = RateLimitRetryLayer::builder().classifier(ByStatus).build().unwrap();
+    let retry = RateLimitRetryLayer::builder().classify(ByStatus).build().unwrap();
     visitor.visit("retry", retry.layer(wire.clone()), request());
     visitor.visit("whole stack, 3 orgs", ours(3, wire.clone()), request_of_family());
     visitor.visit("tower's ConcurrencyLimit", ConcurrencyLimit::new(wire.clone(), SLOTS), request());
