@@ -117,8 +117,9 @@
 //! ```
 //!
 //! A layer that boxes errors, such as tower's timeout, goes below the judge or above the retry. One that makes up answers, such
-//! as tower-http's timeout, wants a body that has a `Default`: it goes below the judge too, over a client whose bodies are
-//! boxed (`UnsyncBoxBody`), since hyper's `Incoming` has none. The example `custom_stack` has both, and a classifier of its own.
+//! as tower-http's timeout, wants a body that has a `Default`: it goes above the judge, whose [`Answer`](crate::judge::Answer)
+//! has one whatever the client's bodies are (and there it bounds the gathering too). The example `custom_stack` has one, and a
+//! classifier of its own.
 
 use std::{fmt, time::Duration};
 

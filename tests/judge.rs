@@ -478,6 +478,14 @@ async fn no_formatting_prints_a_key_or_a_body() {
     assert!(printed.contains("Answer(whole, 3 bytes)") && printed.contains("Answer(stream)"), "{printed}");
 }
 
+#[tokio::test]
+async fn a_made_up_answer_is_empty_and_whole() {
+    let answer = Answer::<Script>::default();
+    assert!(answer.is_end_stream() && answer.size_hint().exact() == Some(0));
+    assert_eq!(answer.bytes(), Some(&Bytes::new()));
+    assert!(drain(answer).await.is_empty());
+}
+
 // Time.
 
 fn hanging(layer: JudgeLayer) -> impl Future<Output = Judged> {

@@ -20,14 +20,16 @@ use http_body_util::{BodyExt, Full};
 use serde::Deserialize;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, task};
-use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
+use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_http::timeout::TimeoutLayer;
 use tower_quota::{
     aimd::{AimdLimitLayer, Settings},
     balance::NoOrgLeft,
     drive::{Drive, DriveError},
     judge::{Gather, JudgeLayer},
     org::{Credential, Dialect, Family, Org, Orgs},
-    outcome::{ByStatus, Class, Error, Purse, Stamp},
+    outcome::{ByStatus, Class, Error, Purse, Stamp, Stamped},
+    quota::QuotaHeaderLayer,
     retry::{Exhaustion, RateLimitRetryLayer, RetryError},
     sim::{self, Config, Latency, OrgConfig, RetryAfter, Sim, Truth},
     stack::Stack,
@@ -393,6 +395,44 @@ async fn an_answer_gathered_whole_gives_its_slot_back_however_long_it_is_kept() 
         kept.push(stack.clone().oneshot(message(id)).await.unwrap());
     }
     assert_eq!(sim.truth().ok(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_that_makes_up_answers_stands_above_the_judge_and_above_the_limit() {
+    /// It has no default, as hyper's has none.
+    struct Bare(Body);
+    impl http_body::Body for Bare {
+        type Data = Bytes;
+        type Error = std::convert::Infallible;
+        fn poll_frame(
+            mut self: std::pin::Pin<&mut Self>,
+            cx: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+            std::pin::Pin::new(&mut self.0).poll_frame(cx)
+        }
+    }
+    let timeout = || TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, SECOND);
+    let hanging = || service_fn(|_: Req| std::future::pending::<Result<Response<Bare>, BoxError>>());
+
+    let org = Org::new("a");
+    let mut below = ServiceBuilder::new()
+        .layer(AimdLimitLayer::new(&org).classify(Stamped))
+        .layer(QuotaHeaderLayer::new(&org))
+        .layer(timeout())
+        .layer(JudgeLayer::new())
+        .service(hanging());
+    let answer = below.ready().await.unwrap().call(message(1)).await.unwrap();
+    assert_eq!((answer.status(), org.snapshot().in_flight), (StatusCode::REQUEST_TIMEOUT, 0));
+    assert_eq!(answer.body().get_ref().bytes(), Some(&Bytes::new()), "an empty body, gathered");
+
+    let mut above = ServiceBuilder::new()
+        .layer(timeout())
+        .layer(AimdLimitLayer::new(&org).classify(Stamped))
+        .layer(JudgeLayer::new())
+        .service(hanging());
+    let answer = above.ready().await.unwrap().call(message(2)).await.unwrap();
+    assert_eq!((answer.status(), org.snapshot().in_flight), (StatusCode::REQUEST_TIMEOUT, 0));
+    assert!(answer.into_body().collect().await.unwrap().to_bytes().is_empty());
 }
 
 // Dead keys.

@@ -51,8 +51,8 @@ impl<B: Body> Release<Response<B>> for AtBodyEnd {
 }
 
 pin_project! {
-    /// A body that keeps a slot until it has ended, failed, or is dropped.
-    #[derive(Debug)]
+    /// A body that keeps a slot until it has ended, failed, or is dropped. The default one keeps none.
+    #[derive(Debug, Default)]
     pub struct Held<B> {
         #[pin]
         inner: B,

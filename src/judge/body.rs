@@ -57,6 +57,13 @@ impl<B> Answer<B> {
     }
 }
 
+/// Nothing, gathered whole: for layers above the judge that make up an answer, as tower-http's timeout does.
+impl<B> Default for Answer<B> {
+    fn default() -> Self {
+        Answer::whole(Bytes::new(), None)
+    }
+}
+
 impl<B> Body for Answer<B>
 where
     B: Body + Unpin,
