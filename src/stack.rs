@@ -149,6 +149,7 @@ pub struct Stack {
     orgs: Orgs,
     limit: Settings,
     judge: JudgeLayer,
+    timeout: Option<Duration>,
     retry: RateLimitRetryLayer,
 }
 
@@ -156,7 +157,8 @@ impl Stack {
     /// A stack over these orgs, with every layer's defaults.
     #[must_use]
     pub fn new(orgs: Orgs) -> Self {
-        Stack { orgs, limit: Settings::default(), judge: JudgeLayer::new(), retry: RateLimitRetryLayer::new() }
+        let (judge, retry) = (JudgeLayer::new(), RateLimitRetryLayer::new());
+        Stack { orgs, limit: Settings::default(), judge, timeout: None, retry }
     }
 
     /// How limits move and how high they may go.
@@ -166,8 +168,7 @@ impl Stack {
         self
     }
 
-    /// How answers are read: what is gathered, up to what size. It replaces all that was set of the judge before, the
-    /// [`timeout`](Stack::timeout) too. Each org's key is scrubbed in any case.
+    /// How answers are read: what is gathered, up to what size. Each org's key is scrubbed in any case.
     #[must_use]
     pub fn judge(mut self, judge: JudgeLayer) -> Self {
         self.judge = judge;
@@ -175,10 +176,11 @@ impl Stack {
     }
 
     /// The longest that one attempt may take, from its call until its answer has been read; until its head, where the body is
-    /// not gathered. Default: no limit.
+    /// not gathered. Default: the [judge](Stack::judge)'s own, which has none unless told; set here, whether before or after
+    /// the judge, it counts instead.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.judge = self.judge.timeout(timeout);
+        self.timeout = Some(timeout);
         self
     }
 
@@ -228,7 +230,8 @@ impl Stack {
         // What can be wrong is said now, not when a model family is first asked for.
         let check = |org: &Org| OrgAuthLayer::new(org).map(drop);
         self.orgs.iter().try_for_each(check)?;
-        let Stack { orgs, limit, judge, retry } = self;
+        let Stack { orgs, limit, judge, timeout, retry } = self;
+        let judge = timeout.into_iter().fold(judge, JudgeLayer::timeout);
         let balance = OrgBalanceLayer::new(orgs, move |org: &Org, client: C| {
             let auth = OrgAuthLayer::new(org).expect("every org is checked before it is a member");
             let client = auth.layer(of_org(org, client));

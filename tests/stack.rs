@@ -624,6 +624,25 @@ async fn broken_hung_and_reset_calls_are_made_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_stacks_timeout_counts_whatever_is_said_of_the_judge_before_or_after() {
+    let judge = || JudgeLayer::new().gather(Gather::ErrorsOnly);
+    let stack = || Stack::new(orgs(["a"])).retry(RateLimitRetryLayer::builder().max_attempts(1).build().unwrap());
+    for (stack, timeout) in [
+        (stack().timeout(5 * SECOND).judge(judge()), 5),
+        (stack().judge(judge()).timeout(5 * SECOND), 5),
+        (stack().judge(judge().timeout(9 * SECOND)).timeout(5 * SECOND), 5),
+        (stack().timeout(5 * SECOND).judge(judge().timeout(9 * SECOND)), 5),
+        (stack().judge(judge().timeout(9 * SECOND)), 9),
+    ] {
+        let (client, _) = client(|_, _| std::future::pending());
+        let begin = Instant::now();
+        let call = stack.build(client).unwrap().oneshot(message(1));
+        tokio::time::timeout(20 * SECOND, call).await.expect("a timeout").unwrap_err();
+        assert_eq!(begin.elapsed().as_secs(), timeout);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn every_attempt_of_a_request_carries_the_same_idempotency_key() {
     let seen = Arc::new(Mutex::new(BTreeMap::<Bytes, Vec<HeaderMap>>::new()));
     let (log, faults) = (seen.clone(), [503, 429, 500, 401, 200]);
