@@ -67,8 +67,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .org(OrgConfig::new("terse", "terse").requests_per_minute(6_000.0).empty(Chance(0.2)))
         .org(OrgConfig::new("mute", "mute").requests_per_minute(6_000.0).hang(Chance(1.0)));
     let server = Sim::new(provider)?.serve().await?;
-    let base_url: http::Uri = server.base_url().parse()?;
-    let org = |name| Org::new(name).credential(Credential::new(name)).base_url(base_url.clone());
+    let org = |name| Org::new(name).credential(Credential::new(name)).base_url(server.base_url());
 
     let member = |org: &Org, client| {
         let name = org.name().to_owned();

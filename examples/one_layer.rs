@@ -29,7 +29,7 @@ const AT_ONCE: usize = 6;
 async fn around_http() -> Result<(), Box<dyn Error>> {
     let silent = OrgConfig::new("one", "key").max_concurrency(AT_ONCE).retry_after(RetryAfter::None);
     let server = Sim::new(Config::new(Dialect::Anthropic).headers(Headers::None).org(silent))?.serve().await?;
-    let url = format!("{}/v1/messages", server.base_url());
+    let url = format!("http://{}/v1/messages", server.addr());
 
     let org = Org::new("one").cap(40);
     let service = ServiceBuilder::new()

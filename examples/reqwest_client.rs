@@ -58,9 +58,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .connect_timeout(Duration::from_secs(10))
         .build()?;
 
-    let base_url: http::Uri = server.base_url().parse()?;
-    let org =
-        |name, key| Org::new(name).dialect(Dialect::OpenAi).credential(Credential::new(key)).base_url(base_url.clone());
+    let org = |name, key| {
+        Org::new(name).dialect(Dialect::OpenAi).credential(Credential::new(key)).base_url(server.base_url())
+    };
     let stack =
         Stack::new(Orgs::new([org("steady", "key-1"), org("flaky", "key-2")])?).timeout(Duration::from_secs(30));
     let family = Family::of_model("gpt-4o-mini");

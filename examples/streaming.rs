@@ -28,7 +28,7 @@ async fn main() -> Result<(), BoxError> {
         Config::new(Dialect::Anthropic).latency(Latency::new(2_000.0, 0.0)).org(OrgConfig::new("one", "key"));
     let server = Sim::new(provider)?.serve().await?;
 
-    let org = Org::new("one").credential(Credential::new("key")).base_url(server.base_url().parse()?);
+    let org = Org::new("one").credential(Credential::new("key")).base_url(server.base_url());
     // With a timeout the judge bounds the time to the head; the stream itself may take as long as it likes.
     let judge = JudgeLayer::new().gather(Gather::ErrorsOnly).timeout(Duration::from_secs(30));
     let mut service = Stack::new(Orgs::new([org.clone()])?).judge(judge).build(client::http())?;

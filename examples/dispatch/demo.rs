@@ -45,9 +45,8 @@ pub(crate) async fn start(args: &Args) -> Result<Demo, Failure> {
         .serve()
         .await
         .map_err(|error| Failure::new(format!("no socket: {error}")))?;
-    let base_url: http::Uri = server.base_url().parse().map_err(|error| Failure::new(format!("{error}")))?;
     let orgs = ORGS.iter().map(|(name, _)| {
-        Org::new(name).credential(Credential::new(&key(name))).base_url(base_url.clone()).dialect(dialect)
+        Org::new(name).credential(Credential::new(&key(name))).base_url(server.base_url()).dialect(dialect)
     });
     let orgs = Orgs::new(orgs).map_err(Failure::new)?;
     Ok(Demo { server, orgs, fluid_limit })

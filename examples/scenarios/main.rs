@@ -224,7 +224,7 @@ async fn attempt(
 ) -> Result<(ClientReport, Truth), BoxError> {
     let server = Sim::new(config.clone())?.serve().await?;
     let task = ClientTask {
-        base_url: server.base_url(),
+        base_url: server.base_url().to_string(),
         openai: config.dialect == Dialect::OpenAi,
         requests,
         bare,

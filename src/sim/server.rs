@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::pin;
 use std::time::Duration;
 
-use http::{Method, Request};
+use http::{Method, Request, Uri};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -59,9 +59,9 @@ impl Server {
         self.addr
     }
 
-    /// `http://127.0.0.1:<port>`, without a slash at the end.
-    pub fn base_url(&self) -> String {
-        format!("http://{}", self.addr)
+    /// `http://127.0.0.1:<port>`, as an org's base URL.
+    pub fn base_url(&self) -> Uri {
+        Uri::try_from(format!("http://{}", self.addr)).expect("an address is an authority")
     }
 
     /// What has happened up to now.
