@@ -18,7 +18,7 @@ use tower::Service;
 use tower_quota::{
     drive::Drive,
     org::{Credential, Dialect, Family, Org, Orgs},
-    sim::{self, Chance, OrgConfig, Sim},
+    sim::{Chance, Config, OrgConfig, Sim},
     stack::Stack,
 };
 
@@ -46,7 +46,7 @@ const REQUESTS: u64 = 300;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let provider = sim::Config::new(sim::Dialect::OpenAi)
+    let provider = Config::new(Dialect::OpenAi)
         .org(OrgConfig::new("steady", "key-1").requests_per_minute(6_000.0))
         .org(OrgConfig::new("flaky", "key-2").requests_per_minute(6_000.0).error_5xx(Chance(0.05)));
     let server = Sim::new(provider)?.serve().await?;

@@ -32,7 +32,7 @@ use tower_quota::{
     drive::Drive,
     org::{Credential, Dialect, EnabledAgain, Family, HoldReason, Org, Orgs, OutReason, Standing, Tuning, Why},
     outcome::{Class, Stamp},
-    sim::{self, Config, Latency, OrgConfig, Sim},
+    sim::{Config, Latency, OrgConfig, Sim},
     stack::Stack,
 };
 
@@ -928,7 +928,7 @@ async fn on_real_threads_nobody_is_forgotten_while_orgs_come_and_go() {
 
 fn provider() -> Config {
     let org = |name: &str| OrgConfig::new(name, format!("key-{name}")).requests_per_minute(3_000.0);
-    let config = Config::new(sim::Dialect::Anthropic).latency(Latency::new(60.0, 0.3));
+    let config = Config::new(Dialect::Anthropic).latency(Latency::new(60.0, 0.3));
     config.org(org("a")).org(org("b")).org(org("c"))
 }
 

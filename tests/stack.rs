@@ -42,18 +42,14 @@ type Failed = RetryError<Req, Error>;
 const SECOND: Duration = Duration::from_secs(1);
 
 fn provider() -> Config {
-    Config::new(sim::Dialect::Anthropic).latency(Latency::new(50.0, 0.3))
+    Config::new(Dialect::Anthropic).latency(Latency::new(50.0, 0.3))
 }
 
 /// The orgs of a simulated provider, as its client knows them.
 fn pool(config: &Config) -> Orgs {
-    let dialect = match config.dialect {
-        sim::Dialect::OpenAi => Dialect::OpenAi,
-        _ => Dialect::Anthropic,
-    };
     let orgs = config.orgs.iter().map(|org| {
         let org = Org::new(&org.name).credential(Credential::new(org.key.expose()));
-        org.base_url(Uri::from_static("http://provider.test")).dialect(dialect)
+        org.base_url(Uri::from_static("http://provider.test")).dialect(config.dialect)
     });
     Orgs::new(orgs).unwrap()
 }
@@ -62,9 +58,9 @@ fn orgs<const N: usize>(names: [&str; N]) -> Orgs {
     Orgs::new(names.map(|name| Org::new(name).base_url(Uri::from_static("http://provider.test")))).unwrap()
 }
 
-fn item(dialect: sim::Dialect, item: u64) -> Req {
+fn item(dialect: Dialect, item: u64) -> Req {
     let (path, model) = match dialect {
-        sim::Dialect::OpenAi => ("/v1/chat/completions", "gpt-4o"),
+        Dialect::OpenAi => ("/v1/chat/completions", "gpt-4o"),
         _ => ("/v1/messages", "claude-sonnet-4-5"),
     };
     let text = format!(
@@ -76,7 +72,7 @@ fn item(dialect: sim::Dialect, item: u64) -> Req {
 }
 
 fn message(id: u64) -> Req {
-    item(sim::Dialect::Anthropic, id)
+    item(Dialect::Anthropic, id)
 }
 
 /// Drives `items` through `service` and counts what became of them; every answer is checked to be a success.
@@ -708,7 +704,7 @@ struct Scenario {
     _about: String,
     requests: u64,
     #[serde(default)]
-    dialects: Vec<sim::Dialect>,
+    dialects: Vec<Dialect>,
     #[serde(default)]
     bars: Bars,
     #[serde(default)]
@@ -758,7 +754,7 @@ fn by_second(truth: &Truth, org: &str) -> (u64, u64) {
 async fn meets_its_bars(file: &str) {
     let text = std::fs::read_to_string(folder().join(file)).unwrap();
     let scenario: Scenario = toml::from_str(&text).unwrap();
-    let dialects = if scenario.dialects.is_empty() { vec![sim::Dialect::Anthropic] } else { scenario.dialects };
+    let dialects = if scenario.dialects.is_empty() { vec![Dialect::Anthropic] } else { scenario.dialects };
     // Rates and memory are nothing for a virtual clock; a tenth of those items shows the rest.
     let requests = if scenario.provider.unlimited { scenario.requests / 10 } else { scenario.requests };
     for dialect in dialects {

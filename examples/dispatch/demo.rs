@@ -30,12 +30,10 @@ fn key(name: &str) -> String {
 /// Starts the provider.
 pub(crate) async fn start(args: &Args) -> Result<Demo, Failure> {
     let dialect = args.dialect.map(Dialect::from).unwrap_or_default();
-    let spoken = match dialect {
-        Dialect::OpenAi => sim::Dialect::OpenAi,
-        _ => sim::Dialect::Anthropic,
-    };
-    let mut config =
-        sim::Config::new(spoken).seed(args.seed).latency(sim::Latency::new(P50_MS, 0.3)).unlimited(args.demo_unlimited);
+    let mut config = sim::Config::new(dialect)
+        .seed(args.seed)
+        .latency(sim::Latency::new(P50_MS, 0.3))
+        .unlimited(args.demo_unlimited);
     for (name, rpm) in ORGS.iter().filter(|(name, _)| args.single_org.as_deref().is_none_or(|only| only == *name)) {
         config = config.org(OrgConfig::new(*name, key(name)).requests_per_minute(*rpm));
     }

@@ -14,10 +14,10 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tower_service::Service as _;
 
-use super::model::Dialect;
 use super::service::Sim;
 use super::truth::Truth;
 use super::wire::Failure;
+use crate::org::Dialect;
 
 /// Connections that wait to be accepted; a client may open many at once.
 const BACKLOG: u32 = 4096;
