@@ -16,13 +16,12 @@ use tower_quota::{
     client,
     judge::{Gather, JudgeLayer},
     org::{Credential, Family, Org, Orgs},
-    outcome::BoxError,
     sim::{Config, Dialect, Latency, OrgConfig, Sim},
     stack::Stack,
 };
 
 #[tokio::main]
-async fn main() -> Result<(), BoxError> {
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // An answer takes two seconds; its events are spread over them.
     let provider =
         Config::new(Dialect::Anthropic).latency(Latency::new(2_000.0, 0.0)).org(OrgConfig::new("one", "key"));

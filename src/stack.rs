@@ -46,8 +46,8 @@
 //!
 //! ```
 //! # use http::{Request, Response}; use http_body_util::Full; use bytes::Bytes; use tower::{Service, ServiceExt};
-//! # use tower_quota::{judge::{Gather, JudgeLayer}, org::{Org, Orgs}, outcome::{BoxError, Stamp}, stack::Stack};
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), BoxError> {
+//! # use tower_quota::{judge::{Gather, JudgeLayer}, org::{Org, Orgs}, outcome::Stamp, stack::Stack};
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let client = tower::service_fn(async |_: Request<Full<Bytes>>| Ok::<_, std::io::Error>(Response::new(Full::new(Bytes::from("hi")))));
 //! # let request = || Request::new(Full::new(Bytes::new()));
 //! # let orgs = Orgs::new([Org::new("research")])?;
@@ -72,8 +72,7 @@
 //! ```
 //!
 //! An error is a [`RetryError`](crate::retry::RetryError): exhausted, with the request in it, or the inner
-//! [`Error`](crate::outcome::Error). A body's error is a [`BoxError`](crate::outcome::BoxError), which `?` does not turn into a
-//! `Box<dyn Error>` without `Send + Sync`. Who served it is in the answer's [`Stamp`](crate::outcome::Stamp).
+//! [`Error`](crate::outcome::Error), and so is a body's. Who served it is in the answer's [`Stamp`](crate::outcome::Stamp).
 //!
 //! What an org is doing is counted per model family: of the requests that carry a [`Family`] look at
 //! `org.family(&family).snapshot()`; `org.snapshot()` speaks of those without.
