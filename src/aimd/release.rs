@@ -13,6 +13,11 @@ use super::Permit;
 use crate::outcome::Stamp;
 
 /// Decides how long an answer keeps its slot.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not know when a `{Res}` gives its slot back",
+    label = "is no `Release<{Res}>`",
+    note = "what is no `http::Response` has no body to wait for: say `.release_at_head()` on the layer"
+)]
 pub trait Release<Res> {
     /// What becomes of the answer.
     type Response;
