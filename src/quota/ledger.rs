@@ -174,8 +174,9 @@ impl Quota {
         let from = self.ledger.partition_point(|entry| sure.is_some_and(|sure| entry.sent <= sure));
         // All from there on, but for this one.
         let first = &self.ledger[from];
-        let uncounted: PerResource =
-            std::array::from_fn(|i| self.spent[i] - (first.spent[i] - first.cost[i]) - self.ledger[position].cost[i]);
+        let uncounted: PerResource = std::array::from_fn(|i| {
+            self.spent[i] - (first.spent[i] - first.cost[i]) - self.ledger[position].cost[i]
+        });
         for resource in Resource::ALL {
             let Some(reading) = readings.get(resource) else { continue };
             let i = resource.index();
