@@ -74,8 +74,8 @@
 //! An error is a [`RetryError`](crate::retry::RetryError): exhausted, with the request in it, or the inner
 //! [`Error`](crate::outcome::Error), and so is a body's. Who served it is in the answer's [`Stamp`](crate::outcome::Stamp).
 //!
-//! What an org is doing is counted per model family: of the requests that carry a [`Family`] look at
-//! `org.family(&family).snapshot()`; `org.snapshot()` speaks of those without.
+//! What an org is doing is kept per model family, and `org.snapshot()` sums it up; of the requests that carry one [`Family`]
+//! look at `org.family(&family).snapshot()`.
 //!
 //! # A stack of your own
 //!

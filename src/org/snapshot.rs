@@ -167,29 +167,51 @@ impl fmt::Display for Change {
     }
 }
 
-/// All that a board says at one moment.
+impl LimitCell {
+    /// Both limits together.
+    pub(super) fn and(self, other: LimitCell) -> LimitCell {
+        LimitCell {
+            limit: self.limit + other.limit,
+            cap: self.cap.saturating_add(other.cap),
+            floor: self.floor.saturating_add(other.floor),
+            ceiling: self.ceiling.max(other.ceiling),
+            epoch: self.epoch + other.epoch,
+            throttled: self.throttled + other.throttled,
+            pace: self.pace.zip(other.pace).map(|(one, other)| one + other),
+        }
+    }
+}
+
+/// All that is known of an org at one moment: of one model family, or of the whole org, as the handle is that was asked.
+///
+/// Of a whole org, what is counted is summed over its families: calls in flight and waiting, the limit with its cap and floor.
+/// [`Org::families`](super::Org::families) gives the handles to look at each.
 #[non_exhaustive]
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// The org's name.
     pub name: Arc<str>,
-    /// The model family.
+    /// The model family; of a whole org [`Family::default`], which reads `any`.
     pub family: Family,
+    /// Whether it speaks of the whole org, all families together.
+    pub whole: bool,
     /// Whether it takes new calls, as whoever runs its pool has it: the same for all families.
     pub standing: Standing,
     /// Calls in flight, reservations included.
     pub in_flight: usize,
     /// Services that wait for one of its slots.
     pub waiting: usize,
-    /// The limiter's cell; `None` where no limiter writes this board.
+    /// The limiter's cell; `None` where there is no limiter. Of a whole org the sums, the longest ceiling, and a pace only if
+    /// every family has one.
     pub limit: Option<LimitCell>,
-    /// The hold, if one is open.
+    /// The hold, if one is open; of a whole org the first to end, if every family with a limiter is held.
     pub hold: Option<Hold>,
-    /// The last 32 changes of limit and pace, oldest first.
+    /// The last 32 changes of limit and pace, oldest first; of a whole org each is of one of its families.
     pub history: Vec<Change>,
-    /// How much of the load it attracts, against the others' weights: [`Tuning::weight`](super::Tuning::weight).
+    /// How much of the load it attracts, against the others' weights: [`Tuning::weight`](super::Tuning::weight). What was
+    /// [tuned for one family](super::Org::retune_family) is not in that of the whole org.
     pub weight: f64,
-    /// Whether the provider's answers tell its quota; where they do not, the limiter has to find out.
+    /// Whether the provider's answers tell its quota (of a whole org: any); where they do not, the limiter has to find out.
     pub quota_told: bool,
     /// The least fraction left of any of its quotas, `0.0..=1.0`; 1 where nothing is known.
     pub headroom: f64,
