@@ -102,3 +102,8 @@ pub mod retry;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod stack;
+
+/// The README's programs compile: they are tests of the documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

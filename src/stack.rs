@@ -255,3 +255,30 @@ impl fmt::Debug for Stack {
         f.debug_struct("Stack").field("orgs", &self.orgs).field("limit", &self.limit).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use bytes::Bytes;
+    use http::{Request, Response};
+    use http_body_util::Full;
+    use tower::{ServiceExt, service_fn};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stack_that_is_dropped_leaves_no_waker_on_the_boards_of_its_orgs() {
+        let orgs = Orgs::new([Org::new("a"), Org::new("b")]).unwrap();
+        let wire =
+            service_fn(async |_: Request<Full<Bytes>>| Ok::<_, Infallible>(Response::new(Full::<Bytes>::default())));
+        let kept = || orgs.iter().map(Org::watchers).collect::<Vec<_>>();
+        let stack = Stack::new(orgs.clone()).build(wire).unwrap();
+        stack.clone().oneshot(Request::post("/v1/messages").body(Full::default()).unwrap()).await.unwrap();
+        assert_eq!(kept(), [2, 2], "one tells of its being out, one of its tuning");
+        stack.members().remove("b").unwrap();
+        assert_eq!(kept()[0], 2);
+        drop(stack);
+        assert_eq!(kept(), [0, 0]);
+    }
+}

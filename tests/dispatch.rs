@@ -384,6 +384,8 @@ async fn a_dry_run_sends_and_writes_nothing() {
     assert!(said(&output).contains("7 requests are good; nothing was sent"), "{}", said(&output));
     assert!(!bench.path("out.jsonl").exists());
     assert_eq!(bench.server.truth().calls(), 0);
+    let output = bench.input("").files(&["--dry-run"]).output().await.unwrap();
+    assert_eq!((code(&output), said(&output).trim_end()), (0, "the input is empty; nothing was sent"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -586,6 +588,14 @@ async fn an_earlier_output_is_kept() {
     let output = bench.input(&bench.lines(0..1)).files(&[]).output().await.unwrap();
     assert_eq!(code(&output), 0, "{}", said(&output));
     assert_eq!((bench.answers().len(), bench.text("out.jsonl.old").as_str()), (1, "dear\n"));
+    // Nor is what was kept written over.
+    std::fs::write(bench.path("out.jsonl"), "dearer\n").unwrap();
+    for _ in 0..2 {
+        assert_eq!(code(&bench.files(&[]).output().await.unwrap()), 0);
+    }
+    assert_eq!(bench.text("out.jsonl.old"), "dear\n");
+    assert_eq!(bench.text("out.jsonl.old.2"), "dearer\n");
+    assert_eq!(bench.text("out.jsonl.old.3").lines().count(), 1);
 }
 
 /// A provider that gives these answers in turn, whatever it is asked; an empty one is a connection cut off.

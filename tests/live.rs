@@ -682,8 +682,8 @@ fn when_the_last_org_is_removed_all_who_wait_are_told_and_every_call_fails_at_on
     calls.iter_mut().for_each(|call| assert!(call.poll().is_pending()));
     members.remove("a").unwrap();
     members.remove("b").unwrap();
+    assert!(calls[2..].iter().all(|waits| waits.is_woken()), "not two of them: nothing will happen any more");
     for waits in &mut calls[2..] {
-        assert!(waits.is_woken(), "each of them, since nothing will happen any more");
         let error = assert_ready_err!(waits.poll());
         assert_eq!(error.class(), Class::NoOrg);
         assert_eq!(
@@ -829,12 +829,16 @@ async fn the_stack_refuses_an_org_whose_key_no_header_may_carry() {
 
 // From within, and at length.
 
+type Act = fn(&Members);
+
 /// Does something in its `poll_ready` or its `call`, the first time.
 #[derive(Clone)]
 struct Meddler {
     members: Arc<Mutex<Option<Members>>>,
-    act: fn(&Members),
+    act: Act,
     in_poll: bool,
+    /// Is never ready.
+    busy: bool,
 }
 
 impl Meddler {
@@ -855,7 +859,7 @@ impl Service<Request<u32>> for Meddler {
         if self.in_poll {
             self.meddle();
         }
-        Poll::Ready(Ok(()))
+        if self.busy { Poll::Pending } else { Poll::Ready(Ok(())) }
     }
 
     fn call(&mut self, request: Request<u32>) -> Self::Future {
@@ -866,7 +870,6 @@ impl Service<Request<u32>> for Meddler {
 
 #[test]
 fn a_members_own_poll_or_call_may_change_the_pool() {
-    type Act = fn(&Members);
     let acts: [(Act, Standing); 3] = [
         (|members| members.disable("a").unwrap(), Standing::Disabled),
         (|members| drop(members.drain("a").unwrap()), Standing::Disabled),
@@ -879,16 +882,21 @@ fn a_members_own_poll_or_call_may_change_the_pool() {
             std::thread::spawn(move || {
                 let a = Org::new("a");
                 let hand = Arc::new(Mutex::new(None));
-                let meddler = Meddler { members: hand.clone(), act, in_poll };
-                let layer = OrgBalanceLayer::new(Orgs::new([a.clone()]).unwrap(), move |_: &Org, ()| meddler.clone());
+                let meddler = Meddler { members: hand.clone(), act, in_poll, busy: false };
+                let layer = OrgBalanceLayer::new(Orgs::new([a.clone()]).unwrap(), move |org: &Org, ()| {
+                    AimdLimitLayer::new(org).release_at_head().layer(meddler.clone())
+                });
                 let mut balance = layer.layer(());
                 balance.members().add(Org::new("b")).unwrap();
                 balance.members().disable("b").unwrap();
                 *hand.lock().unwrap() = Some(balance.members());
                 let mut call = task::spawn(balance.call(Request::new(1)));
+                // Knows the fleet as it was.
+                let _idle = balance.clone();
                 // In its poll it is closed before it has taken the call, in its call after that.
                 assert_eq!(call.poll().is_ready(), !in_poll);
                 assert_eq!(a.standing(), standing);
+                assert_eq!(a.snapshot().in_flight, 0, "no slot is kept for a call that did not come");
                 assert_pending!(task::spawn(balance.call(Request::new(2))).poll());
                 // Ours, that of whoever makes members, b's, and a's unless it was removed.
                 let instances = if standing == Standing::Removed { 3 } else { 4 };
@@ -898,6 +906,25 @@ fn a_members_own_poll_or_call_may_change_the_pool() {
             done.recv_timeout(Duration::from_secs(20)).expect("it hangs, or has failed above");
         }
     }
+}
+
+#[test]
+fn an_org_that_joins_between_a_calls_look_and_its_place_in_line_is_seen() {
+    let hand = Arc::new(Mutex::new(None));
+    let meddler = Meddler {
+        members: hand.clone(),
+        act: |members| members.add(Org::new("b")).unwrap(),
+        in_poll: true,
+        busy: false,
+    };
+    let layer = OrgBalanceLayer::new(Orgs::new([Org::new("a")]).unwrap(), move |org: &Org, ()| Meddler {
+        busy: org.name() == "a",
+        ..meddler.clone()
+    });
+    let mut balance = layer.layer(());
+    *hand.lock().unwrap() = Some(balance.members());
+    let mut call = task::spawn(balance.call(Request::new(1)));
+    assert_eq!(stamped(&assert_ready_ok!(call.poll())), "b");
 }
 
 #[test]

@@ -22,7 +22,7 @@ mod wire;
 use std::{
     fmt,
     fs::File,
-    io::{self, BufReader},
+    io::{self, BufReader, IsTerminal},
     path::Path,
     process::ExitCode,
     time::Duration,
@@ -62,7 +62,8 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let quiet = if args.quiet { "error" } else { "warn" };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(quiet));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Stderr).without_time().with_target(false).init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Stderr);
+    log.with_ansi(std::io::stderr().is_terminal()).without_time().with_target(false).init();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -133,7 +134,8 @@ async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
     let Some(form) = form else { return nothing(args).await };
     let orgs = match orgs {
         Some(orgs) => orgs,
-        None => Orgs::from_env_for(form).map_err(Failure::new)?,
+        None => Orgs::from_env_for(form)
+            .map_err(|error| Failure(format!("{error}; or name a file of orgs: --orgs FILE.toml")))?,
     };
     let job = Job { orgs: chosen(args, orgs)?, what, families, total, fluid_limit: None };
     job.run(args, next).await
@@ -244,9 +246,11 @@ fn open_output(args: &Args) -> Result<Output, Failure> {
 
 /// An empty input: nothing to send, so no orgs are needed.
 async fn nothing(args: &Args) -> Result<u8, Failure> {
-    if !args.dry_run {
-        open_output(args)?.close().await.result.map_err(Failure::new)?;
+    if args.dry_run {
+        say("the input is empty; nothing was sent");
+        return Ok(0);
     }
+    open_output(args)?.close().await.result.map_err(Failure::new)?;
     finish(args, Report::default())
 }
 

@@ -7,8 +7,7 @@ use http::{
     HeaderMap,
     header::{CONTENT_LENGTH, CONTENT_TYPE},
 };
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
-use serde_json::Value;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::outcome::{BoxError, Class, Error, Outcome, Usage};
 
@@ -25,7 +24,10 @@ pub(super) fn fault(error: BoxError) -> Error {
             error.stamp_mut().outcome = Outcome::of(Class::Local);
             break;
         }
-        cause = found.source();
+        // What an `io::Error` was made from is not among its sources.
+        let made_from =
+            found.downcast_ref().and_then(io::Error::get_ref).map(|inner| inner as &(dyn StdError + 'static));
+        cause = made_from.or_else(|| found.source());
     }
     error
 }
@@ -52,22 +54,44 @@ pub(super) fn usage(headers: &HeaderMap, body: &[u8]) -> Option<Usage> {
     if !is_json(headers) {
         return None;
     }
-    let answer: Answered = serde_json::from_slice(body).ok()?;
-    let usage = answer.usage?;
-    let count = |names: [&str; 2]| names.iter().find_map(|name| usage.get(*name)?.as_u64());
-    let input = count(["input_tokens", "prompt_tokens"]);
-    let output = count(["output_tokens", "completion_tokens"]);
+    let said = usage_at_the_end(body).or_else(|| serde_json::from_slice::<Answered>(body).ok()?.usage)?;
+    let input = said.input_tokens.or(said.prompt_tokens);
+    let output = said.output_tokens.or(said.completion_tokens);
     if input.is_none() && output.is_none() {
         return None;
     }
     // Written to the cache means read from the input quota; read from the cache does not.
-    let cached = usage.get("cache_creation_input_tokens").and_then(Value::as_u64).unwrap_or(0);
+    let cached = said.cache_creation_input_tokens.unwrap_or(0);
     Some(Usage::new(input.unwrap_or(0).saturating_add(cached), output.unwrap_or(0)))
 }
 
+/// Both providers say the usage last or nearly so, after all that is long: looked for from the end it costs the same for an
+/// answer of any length. `None` where it may not be a field of the answer itself: then the whole has to be read.
+fn usage_at_the_end(body: &[u8]) -> Option<Said> {
+    let near = &body[body.len().saturating_sub(NEAR)..];
+    // Its own brace is the last but for those of what is told in detail within it.
+    for brace in memchr::memrchr_iter(b'{', near) {
+        let before = near[..brace].trim_ascii_end().strip_suffix(b":").map(<[u8]>::trim_ascii_end);
+        let Some(before) = before.and_then(|before| before.strip_suffix(b"\"usage\"")) else { continue };
+        // Within a string its quotes would be escaped; and no string ends right before a word.
+        if !matches!(before.last(), Some(last) if *last != b'\\') {
+            return None;
+        }
+        let mut values = serde_json::Deserializer::from_slice(&near[brace..]).into_iter();
+        let said = values.next()?.ok()?;
+        // What encloses it ends with the body, and nothing begins between: so it is the answer itself.
+        let after = near[brace..].get(values.byte_offset()..)?.trim_ascii_end().strip_suffix(b"}")?;
+        return memchr::memchr3(b'{', b'}', b'[', after).is_none().then_some(said);
+    }
+    None
+}
+
+/// How far from the end the usage is looked for, in bytes.
+const NEAR: usize = 1024;
+
 /// An answer of which only the top-level `usage` is built; all else is passed over in place.
 struct Answered {
-    usage: Option<Value>,
+    usage: Option<Said>,
 }
 
 impl<'de> Deserialize<'de> for Answered {
@@ -83,11 +107,10 @@ impl<'de> Deserialize<'de> for Answered {
 
             fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Answered, A::Error> {
                 let mut usage = None;
-                while let Some(IsUsage(is_usage)) = fields.next_key()? {
-                    if is_usage {
-                        usage = Some(fields.next_value()?);
-                    } else {
-                        let _: IgnoredAny = fields.next_value()?;
+                while let Some(name) = fields.next_key()? {
+                    match name {
+                        Name::Usage => usage = Some(fields.next_value()?),
+                        _ => drop(fields.next_value::<IgnoredAny>()?),
                     }
                 }
                 Ok(Answered { usage })
@@ -98,34 +121,157 @@ impl<'de> Deserialize<'de> for Answered {
     }
 }
 
-/// A key, of which only that is of interest: so no key is copied.
-struct IsUsage(bool);
+/// What a `usage` says. What is no count is as if it were not there, and whatever is no object says nothing.
+#[derive(Default)]
+struct Said {
+    input_tokens: Option<u64>,
+    prompt_tokens: Option<u64>,
+    output_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+    cache_creation_input_tokens: Option<u64>,
+}
 
-impl<'de> Deserialize<'de> for IsUsage {
+impl<'de> Deserialize<'de> for Said {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Name;
+        struct Counts;
 
-        impl Visitor<'_> for Name {
-            type Value = IsUsage;
+        impl<'de> Visitor<'de> for Counts {
+            type Value = Said;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("counts of tokens")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Said, A::Error> {
+                let mut said = Said::default();
+                while let Some(name) = fields.next_key()? {
+                    let count = match name {
+                        Name::InputTokens => &mut said.input_tokens,
+                        Name::PromptTokens => &mut said.prompt_tokens,
+                        Name::OutputTokens => &mut said.output_tokens,
+                        Name::CompletionTokens => &mut said.completion_tokens,
+                        Name::CacheCreationInputTokens => &mut said.cache_creation_input_tokens,
+                        Name::Usage | Name::Other => {
+                            let _: IgnoredAny = fields.next_value()?;
+                            continue;
+                        }
+                    };
+                    *count = fields.next_value::<Count>()?.0;
+                }
+                Ok(said)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Said, A::Error> {
+                while items.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Said::default())
+            }
+
+            fn visit_unit<E>(self) -> Result<Said, E> {
+                Ok(Said::default())
+            }
+        }
+
+        deserializer.deserialize_any(Counts)
+    }
+}
+
+/// A count of tokens; `None` where it is none.
+struct Count(Option<u64>);
+
+impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Whole;
+
+        impl<'de> Visitor<'de> for Whole {
+            type Value = Count;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a count")
+            }
+
+            fn visit_u64<E>(self, count: u64) -> Result<Count, E> {
+                Ok(Count(Some(count)))
+            }
+
+            fn visit_i64<E>(self, _: i64) -> Result<Count, E> {
+                Ok(Count(None))
+            }
+
+            fn visit_f64<E>(self, _: f64) -> Result<Count, E> {
+                Ok(Count(None))
+            }
+
+            fn visit_bool<E>(self, _: bool) -> Result<Count, E> {
+                Ok(Count(None))
+            }
+
+            fn visit_str<E>(self, _: &str) -> Result<Count, E> {
+                Ok(Count(None))
+            }
+
+            fn visit_unit<E>(self) -> Result<Count, E> {
+                Ok(Count(None))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Count, A::Error> {
+                while items.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Count(None))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Count, A::Error> {
+                while fields.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Ok(Count(None))
+            }
+        }
+
+        deserializer.deserialize_any(Whole)
+    }
+}
+
+/// A key, told apart without being copied.
+enum Name {
+    Usage,
+    InputTokens,
+    PromptTokens,
+    OutputTokens,
+    CompletionTokens,
+    CacheCreationInputTokens,
+    Other,
+}
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Word;
+
+        impl Visitor<'_> for Word {
+            type Value = Name;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a name")
             }
 
-            fn visit_str<E>(self, name: &str) -> Result<IsUsage, E> {
-                Ok(IsUsage(name == "usage"))
+            fn visit_str<E>(self, name: &str) -> Result<Name, E> {
+                Ok(match name {
+                    "usage" => Name::Usage,
+                    "input_tokens" => Name::InputTokens,
+                    "prompt_tokens" => Name::PromptTokens,
+                    "output_tokens" => Name::OutputTokens,
+                    "completion_tokens" => Name::CompletionTokens,
+                    "cache_creation_input_tokens" => Name::CacheCreationInputTokens,
+                    _ => Name::Other,
+                })
             }
         }
 
-        deserializer.deserialize_identifier(Name)
+        deserializer.deserialize_identifier(Word)
     }
 }
 
 /// `application/json`, and the types built on it (`application/problem+json`).
 fn is_json(headers: &HeaderMap) -> bool {
     let Some(kind) = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()) else { return false };
-    let kind = kind.split(';').next().unwrap_or(kind).trim().to_ascii_lowercase();
-    kind.ends_with("/json") || kind.ends_with("+json")
+    let kind = kind.split(';').next().unwrap_or(kind).trim().as_bytes();
+    kind.last_chunk::<5>().is_some_and(|end| end.eq_ignore_ascii_case(b"/json") || end.eq_ignore_ascii_case(b"+json"))
 }
 
 /// The body with every `secret` in it replaced; `None` if there is none. `secret` is not empty.
@@ -147,6 +293,7 @@ pub(super) fn scrub(body: &[u8], secret: &[u8]) -> Option<Bytes> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[derive(Debug)]
     struct Wrapped(io::Error);
@@ -204,6 +351,17 @@ mod tests {
             (r#"{"usage":{}}"#, None),
             (r#"{"usage":null}"#, None),
             (r#"{"usage":[1]}"#, None),
+            (r#"{"usage":7}"#, None),
+            (r#"{"usage":{"input_tokens":[1,{}],"prompt_tokens":{"a":1},"output_tokens":2}}"#, Some((0, 2))),
+            (r#"{"usage":{"input_tokens":"1","prompt_tokens":true,"completion_tokens":2}}"#, Some((0, 2))),
+            // As far from the end as it may be, and in every place where it is not the answer's own.
+            (r#"{"usage":{"input_tokens":1,"d":{"e":[2]},"output_tokens":2},"id":"x","n":null} "#, Some((1, 2))),
+            (r#"{"usage":{"input_tokens":1},"tier":{"usage":{"input_tokens":9}}}"#, Some((1, 0))),
+            (r#"{"usage":{"input_tokens":1},"tier":[{"usage":{"input_tokens":9}}]}"#, Some((1, 0))),
+            (r#"{"usage":{"input_tokens":1},"text":"\"usage\":{\"input_tokens\":9}}"}"#, Some((1, 0))),
+            (r#"{"usage":{"input_tokens":1},"text":"\\","a":"usage"}"#, Some((1, 0))),
+            (r#"{"message":{"id":"x","usage":{"input_tokens":1}}}"#, None),
+            (r#"{"usage":{"input_tokens":1},"usage":{"input_tokens":2}}"#, Some((2, 0))),
             (r#"{"message":{"usage":{"input_tokens":1}}}"#, None),
             (r#"[{"usage":{"input_tokens":1}}]"#, None),
             (r#"{"usage":{"input_tokens":1"#, None),
@@ -237,5 +395,38 @@ mod tests {
             assert_eq!(scrub(body.as_bytes(), b"sk-1").as_deref(), expected.map(str::as_bytes), "{body}");
         }
         assert_eq!(scrub(b"\xff\xfesk-1", b"sk-1").as_deref(), Some(&b"\xff\xfe***"[..]), "whatever the bytes are");
+    }
+
+    fn json() -> impl Strategy<Value = serde_json::Value> {
+        use serde_json::Value;
+        let word =
+            prop::sample::select(vec!["usage", "input_tokens", "output_tokens", "prompt_tokens", "id", "\"usage\":{"]);
+        let leaf = prop_oneof![
+            any::<i32>().prop_map(Value::from),
+            word.clone().prop_map(Value::from),
+            "[a-z\"{}:\\\\,\\[]{0,9}".prop_map(Value::from),
+            Just(Value::Null),
+        ];
+        leaf.prop_recursive(4, 40, 5, move |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::vec((word.clone(), inner), 0..5)
+                    .prop_map(|fields| fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_found_from_the_end_is_what_the_whole_says(answer in json(), pretty: bool, before in 0_usize..1_200) {
+            let text = if pretty { serde_json::to_string_pretty(&answer) } else { serde_json::to_string(&answer) }.unwrap();
+            // Blanks at the end take the usage out of reach.
+            let text = text + &" ".repeat(before);
+            let count = |names: [&str; 2]| names.iter().find_map(|name| answer.get("usage")?.get(*name)?.as_u64());
+            let (input, output) = (count(["input_tokens", "prompt_tokens"]), count(["output_tokens", "completion_tokens"]));
+            let expected =
+                (input.is_some() || output.is_some()).then(|| Usage::new(input.unwrap_or(0), output.unwrap_or(0)));
+            prop_assert_eq!(used("application/json", &text), expected);
+        }
     }
 }

@@ -338,6 +338,13 @@ impl Org {
     pub(crate) fn unwatch_tuning(&self, waker: &Waker) {
         let _dropped_later = lock(&self.board.slow).on_tuning.remove(waker);
     }
+
+    /// How many wakers are kept.
+    #[cfg(test)]
+    pub(crate) fn watchers(&self) -> usize {
+        let slow = lock(&self.board.slow);
+        slow.on_out.0.len() + slow.on_tuning.0.len()
+    }
 }
 
 impl Board {

@@ -3,11 +3,11 @@
 //! A bucket is known only through answers. What one says about what remains was true when its call arrived, so every call
 //! sent after it, or too close before it to tell, is counted as not yet counted there.
 
-use std::time::Duration;
-
-use tokio::time::Instant;
-
 use crate::outcome::DEFAULT_CEILING;
+
+/// A moment, or a span of time, in seconds: a moment since its ledger's beginning. A double keeps nanoseconds apart for a hundred
+/// days, and sums of it are a tenth of the work that clock readings make.
+pub(crate) type Seconds = f64;
 
 /// Below this part of the capacity calls are paced. 15 % was enough in a simulation with one copy of us.
 const MARK: f64 = 0.15;
@@ -17,14 +17,14 @@ const SHARED_MARK: f64 = 0.30;
 const MARK_CALLS: f64 = 6.0;
 /// ... and, while we are alone, at most so much of the refill: half the mark is never spent, and what a large bucket keeps
 /// unspent would be idle quota.
-const MARK_SPAN: Duration = Duration::from_millis(300);
+const MARK_SPAN: Seconds = 0.3;
 /// A net refill below this part of the announced one means that somebody else spends too.
 const SHARED_BELOW: f64 = 0.9;
 /// The refill is observed over at least so long, and over so many calls' worth: less is noise.
-const OBSERVED_SPAN: Duration = Duration::from_secs(1);
+const OBSERVED_SPAN: Seconds = 1.0;
 const OBSERVED_CALLS: f64 = 60.0;
 /// A pace may catch up so much lateness: timers ring up to a millisecond late, and tasks later still.
-const SLACK: Duration = Duration::from_millis(4);
+const SLACK: Seconds = 0.004;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Bucket {
@@ -41,22 +41,22 @@ pub(crate) struct Bucket {
     /// What is left, all that was reserved or sent already taken off. Below zero while a call waits that does not fit.
     level: f64,
     /// The moment for which `level` holds.
-    at: Instant,
+    at: Seconds,
     /// Reserved, not sent yet.
     pending: f64,
     /// The pace: no call before.
-    next: Instant,
+    next: Seconds,
     /// When something was last reserved or learnt.
-    touched: Instant,
+    touched: Seconds,
     /// When the call was sent whose answer `level` rests on.
-    reference: Option<Instant>,
+    reference: Option<Seconds>,
     window: Option<Window>,
 }
 
 /// Where an observation of the refill began.
 #[derive(Clone, Copy, Debug)]
 struct Window {
-    sent: Instant,
+    sent: Seconds,
     remaining: f64,
     spent: f64,
 }
@@ -69,13 +69,13 @@ pub(crate) struct Said {
     /// What remained when the call arrived.
     pub(crate) remaining: Option<f64>,
     /// When the call was sent.
-    pub(crate) sent: Instant,
+    pub(crate) sent: Seconds,
     /// What the call itself cost, as far as is known for sure; 0 if it was refused.
     pub(crate) own: f64,
     /// What it would have cost.
     pub(crate) asked: f64,
     /// How long after it the bucket is full again, by what it says.
-    pub(crate) reset: Option<Duration>,
+    pub(crate) reset: Option<Seconds>,
     /// All that was ever sent and not refused, up to and including this call.
     pub(crate) spent: f64,
     /// What the calls cost together that the answer says nothing certain about.
@@ -83,7 +83,7 @@ pub(crate) struct Said {
 }
 
 impl Bucket {
-    pub(crate) fn new(now: Instant) -> Self {
+    pub(crate) fn new(now: Seconds) -> Self {
         Bucket {
             announced: None,
             refill: 0.0,
@@ -109,30 +109,25 @@ impl Bucket {
     }
 
     /// Brings the level up to `now`.
-    fn refresh(&mut self, now: Instant) {
-        let dt = now.saturating_duration_since(self.at);
-        if !dt.is_zero() {
+    fn refresh(&mut self, now: Seconds) {
+        if now > self.at {
             self.level = self.level_at(now);
             self.at = now;
         }
     }
 
-    fn level_at(&self, now: Instant) -> f64 {
-        let dt = now.saturating_duration_since(self.at).as_secs_f64();
-        (self.level + self.refill * dt).min(self.capacity - self.pending)
+    fn level_at(&self, now: Seconds) -> f64 {
+        (self.level + self.refill * (now - self.at).max(0.0)).min(self.capacity - self.pending)
     }
 
     fn mark(&self) -> f64 {
-        let part = if self.shared {
-            SHARED_MARK * self.capacity
-        } else {
-            (MARK * self.capacity).min(self.refill * MARK_SPAN.as_secs_f64())
-        };
+        let part =
+            if self.shared { SHARED_MARK * self.capacity } else { (MARK * self.capacity).min(self.refill * MARK_SPAN) };
         part.max(MARK_CALLS.min(self.capacity)).max(f64::MIN_POSITIVE)
     }
 
     /// The fraction left, 1 where nothing is known; and how much of it comes back in a second.
-    pub(crate) fn headroom(&self, now: Instant) -> (f64, f64) {
+    pub(crate) fn headroom(&self, now: Seconds) -> (f64, f64) {
         if !self.known() {
             return (1.0, 0.0);
         }
@@ -141,7 +136,7 @@ impl Bucket {
             // Nothing was ever seen in it: a minute's worth will do.
             full = self.announced.unwrap_or(1.0) * 60.0;
         }
-        let dt = now.saturating_duration_since(self.at).as_secs_f64();
+        let dt = (now - self.at).max(0.0);
         (((self.level + self.refill * dt) / full).clamp(0.0, 1.0), self.refill / full)
     }
 
@@ -150,7 +145,7 @@ impl Bucket {
     ///
     /// What would take longer than [`BELIEVED`] is not believed blindly, as hints are not: a figure may be wrong, and nothing but
     /// another answer puts it right. So one call goes whenever so much time has passed without any.
-    pub(crate) fn opens_at(&self, cost: f64, now: Instant) -> Instant {
+    pub(crate) fn opens_at(&self, cost: f64, now: Seconds) -> Seconds {
         if !self.known() {
             return now;
         }
@@ -164,7 +159,7 @@ impl Bucket {
         fits.max(self.next.min(self.fits_at(calm, now)).min(self.touched + BELIEVED))
     }
 
-    fn fits_at(&self, need: f64, now: Instant) -> Instant {
+    fn fits_at(&self, need: f64, now: Seconds) -> Seconds {
         let missing = need - self.level_at(now);
         if missing <= 0.0 {
             return now;
@@ -174,11 +169,11 @@ impl Bucket {
         }
         // A millisecond is the timer's grain, so a rounding error of the level is never worth another turn.
         let wait = missing / self.refill.max(f64::MIN_POSITIVE) + 1e-6;
-        now + Duration::try_from_secs_f64(wait).unwrap_or(FAR).min(FAR)
+        now + wait.min(FAR)
     }
 
     /// Takes `cost` off, to be sent soon.
-    pub(crate) fn reserve(&mut self, cost: f64, now: Instant) {
+    pub(crate) fn reserve(&mut self, cost: f64, now: Seconds) {
         self.refresh(now);
         self.pace(cost, now);
         self.level -= cost;
@@ -187,7 +182,7 @@ impl Bucket {
     }
 
     /// What was reserved turns out to cost something else.
-    pub(crate) fn true_up(&mut self, reserved: f64, cost: f64, now: Instant) {
+    pub(crate) fn true_up(&mut self, reserved: f64, cost: f64, now: Seconds) {
         self.refresh(now);
         self.pace(cost - reserved, now);
         self.level -= cost - reserved;
@@ -195,14 +190,14 @@ impl Bucket {
     }
 
     /// Gives back what was reserved and never sent.
-    pub(crate) fn give_back(&mut self, cost: f64, now: Instant) {
+    pub(crate) fn give_back(&mut self, cost: f64, now: Seconds) {
         self.refresh(now);
         self.level += cost;
         self.pending -= cost;
     }
 
     /// When a call may be sent whose cost has been taken off already: when it is covered, or the bucket is as full as it gets.
-    pub(crate) fn covered_at(&self, cost: f64, now: Instant) -> Instant {
+    pub(crate) fn covered_at(&self, cost: f64, now: Seconds) -> Seconds {
         if !self.known() {
             return now;
         }
@@ -217,12 +212,12 @@ impl Bucket {
     }
 
     /// The provider refused the call, so it did not count it.
-    pub(crate) fn refund(&mut self, cost: f64, now: Instant) {
+    pub(crate) fn refund(&mut self, cost: f64, now: Seconds) {
         self.refresh(now);
         self.level = (self.level + cost).min(self.capacity - self.pending);
     }
 
-    fn pace(&mut self, cost: f64, now: Instant) {
+    fn pace(&mut self, cost: f64, now: Seconds) {
         if !self.known() {
             return;
         }
@@ -236,9 +231,7 @@ impl Bucket {
         if rate <= 0.0 {
             return;
         }
-        let from = self.next.max(now.checked_sub(SLACK).unwrap_or(now));
-        let gap = Duration::try_from_secs_f64((cost / rate).max(0.0)).unwrap_or(FAR).min(FAR);
-        self.next = from + gap;
+        self.next = self.next.max(now - SLACK) + (cost / rate).clamp(0.0, FAR);
     }
 
     /// Learns from an answer. `uncounted` are the calls that it says nothing certain about: when each was sent, in this
@@ -246,9 +239,9 @@ impl Bucket {
     pub(crate) fn learn(
         &mut self,
         said: Said,
-        uncounted: impl Iterator<Item = (Instant, f64)>,
-        guard: Duration,
-        now: Instant,
+        uncounted: impl Iterator<Item = (Seconds, f64)>,
+        guard: Seconds,
+        now: Seconds,
     ) {
         if let Some(per_minute) = said.per_minute.filter(|limit| PLAUSIBLE.contains(limit)) {
             self.announce(per_minute / 60.0, now);
@@ -272,13 +265,12 @@ impl Bucket {
         self.observe(remaining, &said);
         if let Some(reset) = said.reset {
             // Rounded up to the second by some.
-            let reset = reset.saturating_sub(Duration::from_secs(1)).min(FAR);
-            self.full = remaining + self.refill * reset.as_secs_f64();
+            self.full = remaining + self.refill * (reset - 1.0).clamp(0.0, FAR);
         }
         // It came back since the call arrived, which was no earlier than it was sent. Step by step, since what a full bucket
         // does not take is lost.
-        let at = said.sent.checked_add(guard).unwrap_or(now).min(now);
-        let unspent = remaining + self.refill * now.saturating_duration_since(at).as_secs_f64();
+        let at = (said.sent + guard).min(now);
+        let unspent = remaining + self.refill * (now - at);
         // Never more than there is; and just that, unless it could have overflowed on the way.
         let least = unspent.min(capacity) - said.uncounted;
         let level = if unspent <= capacity || least >= capacity / 2.0 {
@@ -286,12 +278,10 @@ impl Bucket {
         } else {
             let (mut level, mut at) = (remaining, at);
             for (sent, cost) in uncounted {
-                let dt = sent.saturating_duration_since(at).as_secs_f64();
-                level = (level + self.refill * dt).min(capacity) - cost;
+                level = (level + self.refill * (sent - at).max(0.0)).min(capacity) - cost;
                 at = at.max(sent);
             }
-            let dt = now.saturating_duration_since(at).as_secs_f64();
-            (level + self.refill * dt).min(capacity)
+            (level + self.refill * (now - at)).min(capacity)
         };
         self.level = level - self.pending;
         self.at = now;
@@ -302,7 +292,7 @@ impl Bucket {
         }
     }
 
-    fn announce(&mut self, rate: f64, now: Instant) {
+    fn announce(&mut self, rate: f64, now: Seconds) {
         if self.announced == Some(rate) {
             return;
         }
@@ -339,11 +329,11 @@ impl Bucket {
             self.window = Some(begin);
             return;
         };
-        let span = said.sent.saturating_duration_since(window.sent);
-        if span < OBSERVED_SPAN || span.as_secs_f64() * announced < OBSERVED_CALLS {
+        let span = said.sent - window.sent;
+        if span < OBSERVED_SPAN || span * announced < OBSERVED_CALLS {
             return;
         }
-        let came_back = (remaining - window.remaining + said.spent - window.spent) / span.as_secs_f64();
+        let came_back = (remaining - window.remaining + said.spent - window.spent) / span;
         let seen = came_back.clamp(0.1 * announced, announced);
         self.refill = (self.refill + seen) / 2.0;
         self.shared = self.refill < SHARED_BELOW * announced;
@@ -360,7 +350,7 @@ impl Bucket {
 const PLAUSIBLE: std::ops::RangeInclusive<f64> = 1e-3..=1e15;
 
 /// The longest wait that is believed without another answer: as long as for hints.
-const BELIEVED: Duration = DEFAULT_CEILING;
+const BELIEVED: Seconds = DEFAULT_CEILING.as_secs() as Seconds;
 
-/// Further away than any quota's window; keeps instants in range.
-const FAR: Duration = Duration::from_secs(86_400);
+/// Further away than any quota's window; keeps moments in range.
+pub(super) const FAR: Seconds = 86_400.0;

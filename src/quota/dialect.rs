@@ -92,7 +92,7 @@ pub fn read(headers: &HeaderMap, wall: SystemTime) -> Readings {
     let mut reference = None;
     pass(headers, |value| {
         let reference = *reference.get_or_insert_with(|| hint::reference(headers, wall));
-        hint::parse_span(value, reference)
+        hint::parse_span(text(value)?, reference)
     })
 }
 
@@ -102,19 +102,18 @@ pub(crate) fn read_amounts(headers: &HeaderMap) -> Readings {
 }
 
 /// One pass over the headers: cheaper than a look-up for each of the names.
-fn pass(headers: &HeaderMap, mut reset: impl FnMut(&str) -> Option<Duration>) -> Readings {
+fn pass(headers: &HeaderMap, mut reset: impl FnMut(&HeaderValue) -> Option<Duration>) -> Readings {
     let mut anthropic = Readings::default();
     let mut openai = Readings::default();
     for (name, value) in headers {
         let (readings, place) = if let Some(name) = name.as_str().strip_prefix("anthropic-ratelimit-") {
-            (&mut anthropic, name.rsplit_once('-').and_then(|(resource, field)| anthropic_place(resource, field)))
+            (&mut anthropic, anthropic_place(name))
         } else if let Some(name) = name.as_str().strip_prefix("x-ratelimit-") {
-            (&mut openai, name.split_once('-').and_then(|(field, resource)| openai_place(resource, field)))
+            (&mut openai, openai_place(name))
         } else {
             continue;
         };
         let Some((resource, field)) = place else { continue };
-        let Some(value) = text(value) else { continue };
         let reading = readings.0[resource.index()].get_or_insert_default();
         match field {
             Field::Limit => reading.limit = reading.limit.or_else(|| amount(value)),
@@ -143,33 +142,34 @@ enum Field {
     Reset,
 }
 
-fn field(name: &str) -> Option<Field> {
-    match name {
-        "limit" => Some(Field::Limit),
-        "remaining" => Some(Field::Remaining),
-        "reset" => Some(Field::Reset),
-        _ => None,
-    }
+fn anthropic_place(name: &str) -> Option<(Resource, Field)> {
+    Some(match name {
+        "requests-limit" => (Resource::Requests, Field::Limit),
+        "requests-remaining" => (Resource::Requests, Field::Remaining),
+        "requests-reset" => (Resource::Requests, Field::Reset),
+        "input-tokens-limit" => (Resource::InputTokens, Field::Limit),
+        "input-tokens-remaining" => (Resource::InputTokens, Field::Remaining),
+        "input-tokens-reset" => (Resource::InputTokens, Field::Reset),
+        "output-tokens-limit" => (Resource::OutputTokens, Field::Limit),
+        "output-tokens-remaining" => (Resource::OutputTokens, Field::Remaining),
+        "output-tokens-reset" => (Resource::OutputTokens, Field::Reset),
+        "tokens-limit" => (Resource::Tokens, Field::Limit),
+        "tokens-remaining" => (Resource::Tokens, Field::Remaining),
+        "tokens-reset" => (Resource::Tokens, Field::Reset),
+        _ => return None,
+    })
 }
 
-fn anthropic_place(resource: &str, name: &str) -> Option<(Resource, Field)> {
-    let resource = match resource {
-        "requests" => Resource::Requests,
-        "input-tokens" => Resource::InputTokens,
-        "output-tokens" => Resource::OutputTokens,
-        "tokens" => Resource::Tokens,
+fn openai_place(name: &str) -> Option<(Resource, Field)> {
+    Some(match name {
+        "limit-requests" => (Resource::Requests, Field::Limit),
+        "remaining-requests" => (Resource::Requests, Field::Remaining),
+        "reset-requests" => (Resource::Requests, Field::Reset),
+        "limit-tokens" => (Resource::Tokens, Field::Limit),
+        "remaining-tokens" => (Resource::Tokens, Field::Remaining),
+        "reset-tokens" => (Resource::Tokens, Field::Reset),
         _ => return None,
-    };
-    Some((resource, field(name)?))
-}
-
-fn openai_place(resource: &str, name: &str) -> Option<(Resource, Field)> {
-    let resource = match resource {
-        "requests" => Resource::Requests,
-        "tokens" => Resource::Tokens,
-        _ => return None,
-    };
-    Some((resource, field(name)?))
+    })
 }
 
 /// The organisation that the provider says it charged: `anthropic-organization-id`, then
@@ -191,8 +191,19 @@ fn text(value: &HeaderValue) -> Option<&str> {
     value.to_str().ok().map(str::trim)
 }
 
-fn amount(value: &str) -> Option<f64> {
-    let number: f64 = value.parse().ok()?;
+fn amount(value: &HeaderValue) -> Option<f64> {
+    // Digits alone, as nearly all are; a double holds up to 15 of them exactly.
+    let digits = value.as_bytes();
+    if (1..=15).contains(&digits.len()) {
+        let mut number = 0;
+        if digits.iter().all(|digit| {
+            number = number * 10 + u64::from(digit.wrapping_sub(b'0'));
+            digit.is_ascii_digit()
+        }) {
+            return Some(number as f64);
+        }
+    }
+    let number: f64 = text(value)?.parse().ok()?;
     (number.is_finite() && number >= 0.0).then_some(number)
 }
 

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, task::Waker, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    bucket::{Bucket, Said},
+    bucket::{Bucket, FAR, Said, Seconds},
     cost::Cost,
     dialect::{Readings, Resource},
 };
@@ -30,13 +30,15 @@ pub(crate) struct Quota {
     first_open: u64,
     spent: PerResource,
     usual: Usual,
-    guard: Duration,
+    guard: Seconds,
+    /// From here on all times are counted.
+    began: Instant,
     /// Calls that wait in their own futures, to be woken when more is there than time alone brings.
     impatient: Vec<Waker>,
 }
 
 struct Entry {
-    sent: Instant,
+    sent: Seconds,
     /// Its answer has been read, or will not be.
     closed: bool,
     cost: PerResource,
@@ -55,15 +57,27 @@ impl Quota {
     pub(crate) fn new(org: Org, guard: Duration, now: Instant) -> Self {
         Quota {
             org,
-            buckets: std::array::from_fn(|_| Bucket::new(now)),
+            buckets: std::array::from_fn(|_| Bucket::new(0.0)),
             ledger: VecDeque::new(),
             first: 0,
             first_open: 0,
             spent: PerResource::default(),
             usual: Usual::default(),
-            guard,
+            guard: guard.as_secs_f64(),
+            began: now,
             impatient: vec![],
         }
+    }
+
+    fn seconds(&self, now: Instant) -> Seconds {
+        now.saturating_duration_since(self.began).as_secs_f64()
+    }
+
+    /// The first moment of the clock that is not before `at`.
+    fn instant(&self, at: Seconds, now: Instant) -> Instant {
+        // It may be rounded down by a nanosecond.
+        let since = Duration::try_from_secs_f64(at).ok().map(|since| since + Duration::from_nanos(1));
+        since.and_then(|since| self.began.checked_add(since)).unwrap_or(now + Duration::from_secs_f64(FAR))
     }
 
     fn price(&self, cost: Cost) -> PerResource {
@@ -85,6 +99,10 @@ impl Quota {
         }
     }
 
+    fn latest(&self, costs: &PerResource, at: impl Fn(&Bucket, f64) -> Seconds) -> Seconds {
+        self.buckets.iter().zip(costs).map(|(bucket, cost)| at(bucket, *cost)).fold(0.0, f64::max)
+    }
+
     /// The reservation becomes a call of this cost. Sent at once if it is covered; else it stays taken off, and the time is
     /// told when it will be covered.
     pub(crate) fn call(
@@ -94,19 +112,18 @@ impl Quota {
         now: Instant,
     ) -> (PerResource, Result<u64, Instant>) {
         let price = self.price(cost);
+        let seconds = self.seconds(now);
         for ((bucket, reserved), cost) in self.buckets.iter_mut().zip(reserved).zip(&price) {
-            bucket.true_up(*reserved, *cost, now);
+            bucket.true_up(*reserved, *cost, seconds);
         }
         (price, self.send(price, now))
     }
 
     /// Sends a call whose cost has been taken off, if it is covered; or tells when.
     pub(crate) fn send(&mut self, cost: PerResource, now: Instant) -> Result<u64, Instant> {
-        let at = self.buckets.iter().zip(&cost).map(|(bucket, cost)| bucket.covered_at(*cost, now)).max();
-        match at.filter(|at| *at > now) {
-            Some(at) => Err(at),
-            None => Ok(self.sent(cost, now)),
-        }
+        let seconds = self.seconds(now);
+        let at = self.latest(&cost, |bucket, cost| bucket.covered_at(cost, seconds));
+        if at > seconds { Err(self.instant(at, now)) } else { Ok(self.sent(cost, seconds)) }
     }
 
     /// Remembers whom to wake when more is there than time alone brings.
@@ -123,11 +140,12 @@ impl Quota {
     }
 
     pub(crate) fn give_back(&mut self, cost: &PerResource, now: Instant) {
+        let now = self.seconds(now);
         self.each(cost, |bucket, cost| bucket.give_back(cost, now));
     }
 
     /// Writes a call down as sent now.
-    fn sent(&mut self, cost: PerResource, now: Instant) -> u64 {
+    fn sent(&mut self, cost: PerResource, now: Seconds) -> u64 {
         self.each(&cost, Bucket::sent);
         for (spent, cost) in self.spent.iter_mut().zip(&cost) {
             *spent += cost;
@@ -149,6 +167,7 @@ impl Quota {
         usage: Option<Usage>,
         now: Instant,
     ) {
+        let now = self.seconds(now);
         if let Some(usage) = usage {
             self.learn_usual(usage);
         }
@@ -158,7 +177,7 @@ impl Quota {
             self.refund(position, now);
         }
         if readings.is_empty() {
-            self.close(call, now);
+            self.closed(call, now);
             return;
         }
         if Resource::ALL.iter().any(|resource| readings.get(*resource).is_some_and(|said| said.remaining.is_some())) {
@@ -170,20 +189,23 @@ impl Quota {
         let used = Cost::tokens(Some(used.input_tokens as f64), Some(used.output_tokens as f64));
         let own = if refused { PerResource::default() } else { self.price(used) };
         // Arrivals over many connections are permuted: what was sent just before may have come in after.
-        let sure = sent.checked_sub(self.guard);
-        let from = self.ledger.partition_point(|entry| sure.is_some_and(|sure| entry.sent <= sure));
+        let sure = sent - self.guard;
+        let from = self.ledger.partition_point(|entry| entry.sent <= sure);
         // All from there on, but for this one.
-        let first = &self.ledger[from];
-        let uncounted: PerResource = std::array::from_fn(|i| {
-            self.spent[i] - (first.spent[i] - first.cost[i]) - self.ledger[position].cost[i]
-        });
+        let uncounted: PerResource = match self.ledger.get(from) {
+            Some(first) => std::array::from_fn(|i| {
+                let own = if from <= position { self.ledger[position].cost[i] } else { 0.0 };
+                self.spent[i] - (first.spent[i] - first.cost[i]) - own
+            }),
+            None => PerResource::default(),
+        };
         for resource in Resource::ALL {
             let Some(reading) = readings.get(resource) else { continue };
             let i = resource.index();
             let remaining = reading.remaining.map(|remaining| match resource {
                 Resource::Requests => remaining,
                 // Token figures come rounded to thousands; half of one may not be there.
-                _ if remaining % 1000.0 == 0.0 => (remaining - 500.0).max(0.0),
+                _ if remaining as u64 % 1000 == 0 => (remaining - 500.0).max(0.0),
                 _ => remaining,
             });
             let others = self.ledger.range(from..).enumerate().filter(|(nth, _)| from + nth != position);
@@ -191,7 +213,7 @@ impl Quota {
                 Said {
                     per_minute: reading.limit,
                     remaining,
-                    reset: reading.reset,
+                    reset: reading.reset.map(|reset| reset.as_secs_f64()),
                     sent,
                     own: own[i],
                     asked: asked[i],
@@ -205,13 +227,13 @@ impl Quota {
         }
         // Whatever was sent clearly before this call is counted in what its answer says.
         self.forget(from);
-        self.close(call, now);
+        self.closed(call, now);
         let each = self.buckets.iter().map(|bucket| bucket.headroom(now));
         let (headroom, per_second) = each.fold((1.0, 0.0), |least, one| if one.0 < least.0 { one } else { least });
         self.org.write_headroom(headroom, per_second);
     }
 
-    fn refund(&mut self, position: usize, now: Instant) {
+    fn refund(&mut self, position: usize, now: Seconds) {
         let cost = std::mem::take(&mut self.ledger[position].cost);
         self.each(&cost, |bucket, cost| bucket.refund(cost, now));
         for (spent, cost) in self.spent.iter_mut().zip(&cost) {
@@ -226,6 +248,10 @@ impl Quota {
 
     /// No answer of this call will be read any more. It is kept while one that was sent at about the same time may still be.
     pub(crate) fn close(&mut self, call: u64, now: Instant) {
+        self.closed(call, self.seconds(now));
+    }
+
+    fn closed(&mut self, call: u64, now: Seconds) {
         if let Some(position) = self.position(call) {
             self.ledger[position].closed = true;
         }
@@ -236,7 +262,7 @@ impl Quota {
         // Where none is open, the next is sent now at the earliest.
         let open = self.position(self.first_open);
         let earliest = open.map_or(now, |open| self.ledger[open].sent);
-        let Some(sure) = earliest.checked_sub(self.guard) else { return };
+        let sure = earliest - self.guard;
         let done = self.ledger.range(..open.unwrap_or(self.ledger.len()));
         let settled = done.take_while(|entry| entry.sent < sure).count();
         self.forget(settled);
@@ -274,6 +300,11 @@ impl Quota {
     }
 
     #[cfg(test)]
+    pub(crate) fn headroom_of(&self, resource: Resource, now: Instant) -> f64 {
+        self.bucket(resource).headroom(self.seconds(now)).0
+    }
+
+    #[cfg(test)]
     pub(crate) fn ledger_len(&self) -> usize {
         self.ledger.len()
     }
@@ -285,7 +316,8 @@ impl Admission for Quota {
 
     fn admit(&mut self, now: Instant) -> Option<PerResource> {
         let usual = self.price(Cost::default());
-        if self.buckets.iter().zip(&usual).any(|(bucket, cost)| bucket.opens_at(*cost, now) > now) {
+        let now = self.seconds(now);
+        if self.latest(&usual, |bucket, cost| bucket.opens_at(cost, now)) > now {
             return None;
         }
         self.each(&usual, |bucket, cost| bucket.reserve(cost, now));
@@ -299,8 +331,9 @@ impl Admission for Quota {
 
     fn opens_at(&self, now: Instant) -> Option<Instant> {
         let usual = self.price(Cost::default());
-        let at = self.buckets.iter().zip(&usual).map(|(bucket, cost)| bucket.opens_at(*cost, now)).max()?;
-        (at > now).then_some(at)
+        let seconds = self.seconds(now);
+        let at = self.latest(&usual, |bucket, cost| bucket.opens_at(cost, seconds));
+        (at > seconds).then(|| self.instant(at, now))
     }
 
     fn waiting(&mut self, _waiters: usize) {}

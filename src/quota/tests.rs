@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::{
     Cost,
+    bucket::{Bucket, Said},
     dialect::{self, Readings, Resource},
     ledger::Quota,
 };
@@ -383,9 +384,9 @@ fn absent_negative_and_unreadable_figures_change_nothing() {
     ] {
         let call = law.call(Cost::default()).unwrap();
         law.wait(SECOND);
-        let before = law.quota.bucket(Resource::Requests).headroom(law.now).0;
+        let before = law.quota.headroom_of(Resource::Requests, law.now);
         law.answer(call, &said(lines));
-        let after = law.quota.bucket(Resource::Requests).headroom(law.now).0;
+        let after = law.quota.headroom_of(Resource::Requests, law.now);
         assert_eq!(before, after, "{lines:?}");
     }
 }
@@ -592,8 +593,7 @@ fn the_usual_cost_is_learnt_and_reserved() {
 #[test]
 fn headroom_comes_back_by_the_announced_reset() {
     let law = Law::told(&[("requests-limit", 1_000.0), ("requests-remaining", 500.0)]);
-    let requests = law.quota.bucket(Resource::Requests);
-    assert!(requests.headroom(law.now + 60 * SECOND).0 > 0.9);
+    assert!(law.quota.headroom_of(Resource::Requests, law.now + 60 * SECOND) > 0.9);
 }
 
 // The ledger's memory.
@@ -738,7 +738,7 @@ proptest! {
                 let (capacity, level, refill, _) = quota.bucket(resource).state();
                 prop_assert!(capacity.is_finite() && level.is_finite() && refill.is_finite(), "{resource:?} {capacity} {level} {refill}");
                 prop_assert!(refill >= 0.0 && capacity >= 0.0);
-                let headroom = quota.bucket(resource).headroom(now).0;
+                let headroom = quota.headroom_of(resource, now);
                 prop_assert!((0.0..=1.0).contains(&headroom));
             }
             let opens = quota.opens_at(now).unwrap_or(now);
@@ -798,5 +798,38 @@ proptest! {
             }
         }
         prop_assert_eq!(refusals, 0);
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_calls_around_an_answer_are_counted_in_one_as_they_would_be_one_by_one(
+        gaps in proptest::collection::vec(0u64..40, 1..30), costs in proptest::collection::vec(0.0f64..4.0, 30),
+        remaining in 0.0f64..110.0, after in 0u64..3_000,
+    ) {
+        let (begin, guard) = (1.0, 0.005);
+        // Holds a hundred, and two come back every second.
+        let said = |remaining, sent, uncounted| Said {
+            per_minute: Some(120.0), remaining: Some(remaining), sent, own: 0.0, asked: 1.0, reset: None, spent: 0.0, uncounted,
+        };
+        let mut bucket = Bucket::new(begin);
+        bucket.learn(said(100.0, begin, 0.0), std::iter::empty(), guard, begin);
+        let mut at = begin + 0.001;
+        let sent = at;
+        let calls: Vec<_> = gaps.iter().zip(&costs).map(|(gap, cost)| {
+            at += *gap as f64 / 1e3;
+            (at, *cost)
+        }).collect();
+        let now = at + after as f64 / 1e3;
+        bucket.learn(said(remaining, sent, calls.iter().map(|call| call.1).sum()), calls.iter().copied(), guard, now);
+        let (capacity, level, refill, _) = bucket.state();
+        let (mut expected, mut then) = (remaining, (sent + guard).min(now));
+        for (sent, cost) in &calls {
+            expected = (expected + refill * (sent - then).max(0.0)).min(capacity) - cost;
+            then = then.max(*sent);
+        }
+        expected = (expected + refill * (now - then)).min(capacity);
+        prop_assert!(level <= expected + 1e-6, "{level} is more than {expected}");
+        prop_assert!(level >= (capacity / 2.0).min(expected) - 1e-6, "{level} is so much less than {expected} that it matters");
     }
 }

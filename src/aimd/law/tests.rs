@@ -105,9 +105,10 @@ fn from_four_to_four_hundred_takes_seven_windows() {
 
 #[test]
 fn it_does_not_grow_while_it_is_not_reached() {
-    let (mut law, now) = open(100, 0.2);
+    let (mut law, mut now) = open(100, 0.2);
     for _ in 0..1_000 {
         let call = law.admitted(2, now);
+        now += SECOND / 10;
         law.answered(call, ok(), 2, now);
     }
     assert_eq!(law.slots(now), 20);
@@ -454,8 +455,24 @@ fn what_was_in_use_a_short_while_ago_is_taken_up_at_once() {
 }
 
 #[test]
+fn a_limit_that_only_the_cap_stops_doubles_again_once_the_cap_is_raised_whatever_was_refused_before() {
+    let (mut law, mut now) = open(40, 0.5);
+    let calls: Vec<_> = (1..=20).map(|n| law.admitted(n, now)).collect();
+    calls.into_iter().for_each(|call| drop(law.answered(call, ok(), 20, now)));
+    let call = law.admitted(20, now);
+    law.answered(call, bare(), 20, now);
+    assert_eq!(law.limit(), 18.0);
+    law.retune(Tuning::new().cap(4), now);
+    assert_eq!((law.limit(), law.slots(now)), (4.0, 4));
+    law.retune(Tuning::new().cap(12), now);
+    assert_eq!((law.limit(), law.slots(now)), (6.0, 6), "the starting fraction");
+    full_window(&mut law, &mut now);
+    assert_eq!(law.limit(), 12.0, "doubled");
+}
+
+#[test]
 fn a_raised_floor_opens_no_window_that_a_hold_has_closed() {
-    let (mut law, now) = open(40, 0.25);
+    let (mut law, now) = open(8, 0.125);
     let call = law.admitted(1, now);
     law.answered(call, hinted(now, SECOND), 1, now);
     law.retune(Tuning::new().floor(8), now);
@@ -509,7 +526,7 @@ proptest! {
         law.quota_told(told);
         let mut now = Instant::now();
         let mut flying: Vec<Admitted> = vec![];
-        let mut cuts = 0u64;
+        let (mut cuts, mut cut_by) = (0u64, std::collections::BTreeSet::new());
         let (mut cap, mut floor) = (cap, floor);
         for event in events {
             let limit_before = law.limit();
@@ -528,7 +545,9 @@ proptest! {
                     }
                     // What refines a cut by the rest of its burst is no cut of its own.
                     let is_cut = |change: &Change| change.to < change.from && change.why != Why::Refined;
-                    cuts += law.changes().filter(is_cut).count() as u64;
+                    let cut = law.changes().filter(is_cut).count() as u64;
+                    cuts += cut;
+                    prop_assert!(cut == 0 || cut == 1 && cut_by.insert(call.epoch), "a second cut by one epoch's calls");
                 },
                 Event::Drop { call } => if !flying.is_empty() {
                     let n = flying.len();
