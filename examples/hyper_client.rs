@@ -33,9 +33,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = Sim::new(provider)?.serve().await?;
 
     // The client. In earnest: `Orgs::from_env()?` and `client::https()`; any `hyper_util` client of your own will do too.
-    let base_url: http::Uri = server.base_url().parse()?;
     let org =
-        |name: &str| Org::new(name).credential(Credential::new(&format!("key-of-{name}"))).base_url(base_url.clone());
+        |name: &str| Org::new(name).credential(Credential::new(&format!("key-of-{name}"))).base_url(server.base_url());
     let stack = Stack::new(Orgs::new([org("large"), org("small")])?);
     let family = Family::of_model("claude-haiku-4-5");
     let bound = stack.live_bound(&family);

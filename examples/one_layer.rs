@@ -18,7 +18,7 @@ use tower_quota::{
     client,
     drive::{Drive, DriveError},
     org::Org,
-    outcome::{Class, Classify, Outcome},
+    outcome::{Class, Outcome, classify_fn},
     sim::{Config, Dialect, Headers, OrgConfig, RetryAfter, Sim},
 };
 
@@ -29,7 +29,7 @@ const AT_ONCE: usize = 6;
 async fn around_http() -> Result<(), Box<dyn Error>> {
     let silent = OrgConfig::new("one", "key").max_concurrency(AT_ONCE).retry_after(RetryAfter::None);
     let server = Sim::new(Config::new(Dialect::Anthropic).headers(Headers::None).org(silent))?.serve().await?;
-    let url = format!("{}/v1/messages", server.base_url());
+    let url = format!("http://{}/v1/messages", server.addr());
 
     let org = Org::new("one").cap(40);
     let service = ServiceBuilder::new()
@@ -59,20 +59,6 @@ enum DbError {
     Deadlock,
 }
 
-/// What the database's answers mean.
-#[derive(Clone)]
-struct DbAnswers;
-
-impl Classify<Rows, DbError> for DbAnswers {
-    fn classify(&self, result: Result<&Rows, &DbError>) -> Outcome {
-        Outcome::of(match result {
-            Ok(_) => Class::Ok,
-            Err(DbError::TooManyConnections) => Class::Throttled,
-            Err(DbError::Deadlock) => Class::Overloaded, // a failure, but no reason to send less
-        })
-    }
-}
-
 async fn around_a_database() -> Result<(), Box<dyn Error>> {
     let connections = Arc::new(Semaphore::new(AT_ONCE));
     let database = service_fn(move |Query(n)| {
@@ -86,8 +72,15 @@ async fn around_a_database() -> Result<(), Box<dyn Error>> {
     println!("a database, no limit: {} of {CALLS} refused", queries_refused(database.clone()).await?);
 
     let org = Org::new("database").cap(40);
+    let classify = classify_fn(|result| {
+        Outcome::of(match result {
+            Ok(_) => Class::Ok,
+            Err(DbError::TooManyConnections) => Class::Throttled,
+            Err(DbError::Deadlock) => Class::Overloaded, // a failure, but no reason to send less
+        })
+    });
     // There is no body to wait for: the slot is free as soon as the call has returned.
-    let limit = AimdLimitLayer::new(&org).classify(DbAnswers).release_at_head();
+    let limit = AimdLimitLayer::new(&org).classify(classify).release_at_head();
     let refused = queries_refused(ServiceBuilder::new().layer(limit).service(database)).await?;
     report("a database", &org, refused)
 }

@@ -18,7 +18,7 @@ use tower::Service;
 use tower_quota::{
     drive::Drive,
     org::{Credential, Dialect, Family, Org, Orgs},
-    sim::{self, Chance, OrgConfig, Sim},
+    sim::{Chance, Config, OrgConfig, Sim},
     stack::Stack,
 };
 
@@ -46,7 +46,7 @@ const REQUESTS: u64 = 300;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let provider = sim::Config::new(sim::Dialect::OpenAi)
+    let provider = Config::new(Dialect::OpenAi)
         .org(OrgConfig::new("steady", "key-1").requests_per_minute(6_000.0))
         .org(OrgConfig::new("flaky", "key-2").requests_per_minute(6_000.0).error_5xx(Chance(0.05)));
     let server = Sim::new(provider)?.serve().await?;
@@ -58,9 +58,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .connect_timeout(Duration::from_secs(10))
         .build()?;
 
-    let base_url: http::Uri = server.base_url().parse()?;
-    let org =
-        |name, key| Org::new(name).dialect(Dialect::OpenAi).credential(Credential::new(key)).base_url(base_url.clone());
+    let org = |name, key| {
+        Org::new(name).dialect(Dialect::OpenAi).credential(Credential::new(key)).base_url(server.base_url())
+    };
     let stack =
         Stack::new(Orgs::new([org("steady", "key-1"), org("flaky", "key-2")])?).timeout(Duration::from_secs(30));
     let family = Family::of_model("gpt-4o-mini");

@@ -32,6 +32,7 @@
 
 use std::{
     collections::VecDeque,
+    convert::Infallible,
     error::Error as StdError,
     fmt,
     future::Future,
@@ -45,13 +46,13 @@ use pin_project_lite::pin_project;
 use tokio::time::{Instant, Sleep};
 use tower_service::Service;
 
-use crate::org::BuildError;
+use crate::{org::BuildError, outcome::BoxError};
 
 /// How many requests are admitted in one poll without a result between, before other tasks are let run.
 const ADMITTED_AT_ONCE: usize = 128;
 
-/// Why an item has no response. It is an [`Error`](StdError) where the service's is; a boxed one, as tower's timeout has, is
-/// not: match [`Service`](DriveError::Service) for it.
+/// Why an item has no response. It is an [`Error`](StdError) where the service's is. A boxed one, as tower's timeout has, is none
+/// in the standard library, and so is this around it: [`into_box`](DriveError::into_box) is for that.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriveError<E> {
@@ -61,6 +62,31 @@ pub enum DriveError<E> {
     Stopped,
     /// Not done at the [deadline](Drive::deadline).
     Deadline,
+}
+
+impl<E: Into<BoxError>> DriveError<E> {
+    /// Boxes it: the service's own error as it is, with its sources, to be downcast to what it was; else this one.
+    ///
+    /// ```
+    /// # use tower_quota::{drive::{Drive, DriveError}, outcome::BoxError};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), BoxError> {
+    /// # let service = tower::service_fn(async |n: u64| Ok::<_, BoxError>(n));
+    /// # let service = tower::ServiceBuilder::new().timeout(std::time::Duration::from_secs(30)).service(service);
+    /// let mut drive = Drive::iter(service, (0..10).map(|n| (n, n)), 4)?; // tower's timeout stands on top of it
+    /// while let Some((n, result)) = drive.next().await {
+    ///     let answer = result.map_err(DriveError::into_box)?;
+    ///     # assert_eq!(answer, n);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn into_box(self) -> BoxError {
+        match self {
+            DriveError::Service(error) => error.into(),
+            DriveError::Stopped => DriveError::<Infallible>::Stopped.into(),
+            DriveError::Deadline => DriveError::<Infallible>::Deadline.into(),
+        }
+    }
 }
 
 impl<E: fmt::Display> fmt::Display for DriveError<E> {

@@ -236,8 +236,14 @@ impl Outcome {
 ///
 /// Implement it for your own response and error types to use [`aimd`](crate::aimd) around something that is not HTTP, or to
 /// judge otherwise than this crate does. One that asks [`Stamped`] or [`ByStatus`] for most answers hands on their
-/// [`stamp`](Classify::stamp) and [`head`](Classify::head) as well. Layers want it `Clone`; a closure will do, its types written
-/// out: `|result: Result<&Rows, &DbError>| …`.
+/// [`stamp`](Classify::stamp) and [`head`](Classify::head) as well. Layers want it `Clone`. A closure will do, in
+/// [`classify_fn`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not say what a `Result<{Res}, {E}>` means",
+    label = "is no `Classify<{Res}, {E}>`",
+    note = "`ByStatus` reads any `http::Response`; `Stamped`, the default of `retry`, only where errors are `outcome::Error`, as above a judge",
+    note = "for others say it yourself: `.classify(classify_fn(|result| …))` on the layer, or a type that implements `Classify<{Res}, {E}>`"
+)]
 pub trait Classify<Res, E> {
     /// Classifies a result. Called once per attempt, on the caller's task; must not block.
     fn classify(&self, result: Result<&Res, &E>) -> Outcome;
@@ -254,12 +260,52 @@ pub trait Classify<Res, E> {
     }
 }
 
-impl<Res, E, F> Classify<Res, E> for F
+/// A classifier from a closure. Made by [`classify_fn`].
+#[derive(Clone, Copy)]
+pub struct ClassifyFn<F>(F);
+
+/// A closure as a classifier; its types are inferred from what it does, or from where it is used:
+///
+/// ```
+/// use tower_quota::outcome::{Class, Classify, Outcome, classify_fn};
+///
+/// #[derive(Debug)]
+/// enum DbError {
+///     TooManyConnections,
+///     Deadlock,
+/// }
+///
+/// let classify = classify_fn(|result| {
+///     Outcome::of(match result {
+///         Ok(_) => Class::Ok,
+///         Err(DbError::TooManyConnections) => Class::Throttled,
+///         Err(DbError::Deadlock) => Class::Overloaded,
+///     })
+/// });
+/// let rows: Result<Vec<u64>, _> = Err(DbError::TooManyConnections);
+/// assert_eq!(classify.classify(rows.as_ref()).class, Class::Throttled);
+/// ```
+///
+/// Where neither tells them, write them out: `classify_fn::<Rows, DbError, _>(…)`.
+pub const fn classify_fn<Res, E, F>(classify: F) -> ClassifyFn<F>
+where
+    F: Fn(Result<&Res, &E>) -> Outcome,
+{
+    ClassifyFn(classify)
+}
+
+impl<Res, E, F> Classify<Res, E> for ClassifyFn<F>
 where
     F: Fn(Result<&Res, &E>) -> Outcome,
 {
     fn classify(&self, result: Result<&Res, &E>) -> Outcome {
-        self(result)
+        (self.0)(result)
+    }
+}
+
+impl<F> fmt::Debug for ClassifyFn<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClassifyFn").finish_non_exhaustive()
     }
 }
 

@@ -46,8 +46,8 @@
 //!
 //! ```
 //! # use http::{Request, Response}; use http_body_util::Full; use bytes::Bytes; use tower::{Service, ServiceExt};
-//! # use tower_quota::{judge::{Gather, JudgeLayer}, org::{Org, Orgs}, outcome::{BoxError, Stamp}, stack::Stack};
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), BoxError> {
+//! # use tower_quota::{judge::{Gather, JudgeLayer}, org::{Org, Orgs}, outcome::Stamp, stack::Stack};
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let client = tower::service_fn(async |_: Request<Full<Bytes>>| Ok::<_, std::io::Error>(Response::new(Full::new(Bytes::from("hi")))));
 //! # let request = || Request::new(Full::new(Bytes::new()));
 //! # let orgs = Orgs::new([Org::new("research")])?;
@@ -72,11 +72,10 @@
 //! ```
 //!
 //! An error is a [`RetryError`](crate::retry::RetryError): exhausted, with the request in it, or the inner
-//! [`Error`](crate::outcome::Error). A body's error is a [`BoxError`](crate::outcome::BoxError), which `?` does not turn into a
-//! `Box<dyn Error>` without `Send + Sync`. Who served it is in the answer's [`Stamp`](crate::outcome::Stamp).
+//! [`Error`](crate::outcome::Error), and so is a body's. Who served it is in the answer's [`Stamp`](crate::outcome::Stamp).
 //!
-//! What an org is doing is counted per model family: of the requests that carry a [`Family`] look at
-//! `org.family(&family).snapshot()`; `org.snapshot()` speaks of those without.
+//! What an org is doing is kept per model family, and `org.snapshot()` sums it up; of the requests that carry one [`Family`]
+//! look at `org.family(&family).snapshot()`.
 //!
 //! # A stack of your own
 //!
@@ -117,8 +116,9 @@
 //! ```
 //!
 //! A layer that boxes errors, such as tower's timeout, goes below the judge or above the retry. One that makes up answers, such
-//! as tower-http's timeout, wants a body that has a `Default`: it goes below the judge too, over a client whose bodies are
-//! boxed (`UnsyncBoxBody`), since hyper's `Incoming` has none. The example `custom_stack` has both, and a classifier of its own.
+//! as tower-http's timeout, wants a body that has a `Default`: it goes above the judge, whose [`Answer`](crate::judge::Answer)
+//! has one whatever the client's bodies are (and there it bounds the gathering too). The example `custom_stack` has one, and a
+//! classifier of its own.
 
 use std::{fmt, time::Duration};
 
@@ -148,6 +148,7 @@ pub struct Stack {
     orgs: Orgs,
     limit: Settings,
     judge: JudgeLayer,
+    timeout: Option<Duration>,
     retry: RateLimitRetryLayer,
 }
 
@@ -155,7 +156,8 @@ impl Stack {
     /// A stack over these orgs, with every layer's defaults.
     #[must_use]
     pub fn new(orgs: Orgs) -> Self {
-        Stack { orgs, limit: Settings::default(), judge: JudgeLayer::new(), retry: RateLimitRetryLayer::new() }
+        let (judge, retry) = (JudgeLayer::new(), RateLimitRetryLayer::new());
+        Stack { orgs, limit: Settings::default(), judge, timeout: None, retry }
     }
 
     /// How limits move and how high they may go.
@@ -165,8 +167,7 @@ impl Stack {
         self
     }
 
-    /// How answers are read: what is gathered, up to what size. It replaces all that was set of the judge before, the
-    /// [`timeout`](Stack::timeout) too. Each org's key is scrubbed in any case.
+    /// How answers are read: what is gathered, up to what size. Each org's key is scrubbed in any case.
     #[must_use]
     pub fn judge(mut self, judge: JudgeLayer) -> Self {
         self.judge = judge;
@@ -174,10 +175,11 @@ impl Stack {
     }
 
     /// The longest that one attempt may take, from its call until its answer has been read; until its head, where the body is
-    /// not gathered. Default: no limit.
+    /// not gathered. Default: the [judge](Stack::judge)'s own, which has none unless told; set here, whether before or after
+    /// the judge, it counts instead.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.judge = self.judge.timeout(timeout);
+        self.timeout = Some(timeout);
         self
     }
 
@@ -227,7 +229,8 @@ impl Stack {
         // What can be wrong is said now, not when a model family is first asked for.
         let check = |org: &Org| OrgAuthLayer::new(org).map(drop);
         self.orgs.iter().try_for_each(check)?;
-        let Stack { orgs, limit, judge, retry } = self;
+        let Stack { orgs, limit, judge, timeout, retry } = self;
+        let judge = timeout.into_iter().fold(judge, JudgeLayer::timeout);
         let balance = OrgBalanceLayer::new(orgs, move |org: &Org, client: C| {
             let auth = OrgAuthLayer::new(org).expect("every org is checked before it is a member");
             let client = auth.layer(of_org(org, client));

@@ -25,7 +25,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_quota::{
     aimd::{AimdLimit, AimdLimitLayer, AtBodyEnd, AtHead, Release, Settings},
     org::{HoldReason, Org},
-    outcome::{ByStatus, Class, Outcome, Stamp},
+    outcome::{ByStatus, Class, Outcome, Stamp, classify_fn},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -877,10 +877,10 @@ struct Busy(Duration);
 async fn a_service_that_is_not_http_is_limited_by_a_closure() {
     let org = Org::new("a").cap(4);
     let layer = AimdLimitLayer::with_settings(&org, &whole().build().unwrap())
-        .classify(|result: Result<&u32, &Busy>| match result {
+        .classify(classify_fn(|result| match result {
             Ok(_) => Outcome::of(Class::Ok),
             Err(Busy(wait)) => Outcome::of(Class::Throttled).not_before(Some(Instant::now() + *wait)),
-        })
+        }))
         .release_at_head();
     let mut service = layer.layer(service_fn(|n: u32| -> Ready<Result<u32, Busy>> {
         ready(if n < 100 { Ok(n + 1) } else { Err(Busy(5 * SECOND)) })
@@ -912,9 +912,7 @@ async fn an_error_of_poll_ready_passes_and_takes_no_slot() {
     }
     let (org, layer) = full(1);
     let layer = layer
-        .classify(|result: Result<&(), &&'static str>| {
-            Outcome::of(if result.is_ok() { Class::Ok } else { Class::Transport })
-        })
+        .classify(classify_fn(|result| Outcome::of(if result.is_ok() { Class::Ok } else { Class::Transport })))
         .release_at_head();
     let mut service = layer.layer(Fails(Arc::default()));
     assert_eq!(service.ready().await.err(), Some("not now"));

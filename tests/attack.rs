@@ -149,7 +149,7 @@ fn faulty(fault: &str) -> OrgConfig {
 /// before.
 async fn cancelled_at(fault: &str, k: usize, by_time: bool, queued: bool) -> bool {
     let why = format!("{fault}, dropped at {k} by {}, queued {queued}", if by_time { "time" } else { "poll" });
-    let sim = Sim::new(Config::new(sim::Dialect::Anthropic).org(faulty(fault)).seed(k as u64)).unwrap();
+    let sim = Sim::new(Config::new(Dialect::Anthropic).org(faulty(fault)).seed(k as u64)).unwrap();
     let orgs = pool(&["a"]);
     let gather = if fault == "stream" { Gather::ErrorsOnly } else { Gather::Whole };
     let (service, balance) = tight(&sim, &orgs, 1, gather);
@@ -248,7 +248,7 @@ async fn a_call_dropped_after_any_step_of_time_leaves_all_at_rest() {
 #[tokio::test(start_paused = true)]
 async fn a_body_dropped_midway_gives_its_slot_back() {
     for frames in 0..3 {
-        let sim = Sim::new(Config::new(sim::Dialect::Anthropic).org(faulty("ok"))).unwrap();
+        let sim = Sim::new(Config::new(Dialect::Anthropic).org(faulty("ok"))).unwrap();
         let orgs = pool(&["a"]);
         let (service, balance) = tight(&sim, &orgs, 1, Gather::ErrorsOnly);
         let response = service.clone().oneshot(stream(0)).await.unwrap();
@@ -273,7 +273,7 @@ fn what_outlives_its_runtime_may_be_dropped_and_serves_in_another() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     for fault in ["ok", "429 hinted", "429 bare", "503", "hang"] {
         let orgs = pool(&["a"]);
-        let sim = Sim::new(Config::new(sim::Dialect::Anthropic).org(faulty(fault))).unwrap();
+        let sim = Sim::new(Config::new(Dialect::Anthropic).org(faulty(fault))).unwrap();
         let (service, balance) = tight(&sim, &orgs, 1, Gather::Whole);
         let first = runtime();
         let mut calls: Vec<_> = (0..UNBOUND).map(|n| task::spawn(service.clone().oneshot(ask(n)))).collect();
@@ -592,7 +592,7 @@ async fn three_hundred_in_line_survive_an_org_that_answers_401() {
             [["a", "b", "c"], ["a", "c", "b"], ["b", "a", "c"], ["b", "c", "a"], ["c", "a", "b"], ["c", "b", "a"]]
                 [order];
         let dead = Change { unauthorised: Some(true.into()), ..Change::default() };
-        let mut config = Config::new(sim::Dialect::Anthropic).seed(order as u64);
+        let mut config = Config::new(Dialect::Anthropic).seed(order as u64);
         for (i, name) in names.iter().enumerate() {
             let org = OrgConfig::new(*name, key(name)).requests_per_minute(3_000.0);
             config = config.org(match i {
@@ -656,7 +656,7 @@ fn an_org_put_out_from_another_thread_ends_every_call() {
         let orgs = pool(&["a", "b", "c"]);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let sim = Sim::new(
-            Config::new(sim::Dialect::Anthropic)
+            Config::new(Dialect::Anthropic)
                 .latency(Latency::new(2.0, 0.5))
                 .org(OrgConfig::new("a", key("a")))
                 .org(OrgConfig::new("b", key("b")))
@@ -775,7 +775,7 @@ async fn the_longest_backoff_is_a_wait_and_no_loop() {
             std::future::ready(Response::builder().status(status).body(Body::default()))
         });
         let retry = RateLimitRetryLayer::builder()
-            .classifier(tower_quota::outcome::ByStatus)
+            .classify(tower_quota::outcome::ByStatus)
             .backoff_base(Duration::MAX)
             .backoff_cap(Duration::MAX)
             .patience(Duration::MAX)
@@ -915,7 +915,7 @@ struct Run {
 async fn random_run(seed: u64) -> Run {
     let mut rng = fastrand::Rng::with_seed(seed);
     let between = |rng: &mut fastrand::Rng, low: f64, high: f64| low * (high / low).powf(rng.f64());
-    let dialect = if rng.bool() { sim::Dialect::Anthropic } else { sim::Dialect::OpenAi };
+    let dialect = if rng.bool() { Dialect::Anthropic } else { Dialect::OpenAi };
     let mut config = Config::new(dialect).seed(seed);
     let orgs = rng.usize(1..=4);
     let typical = between(&mut rng, 3.0, 33_000.0);
@@ -979,9 +979,8 @@ async fn random_run(seed: u64) -> Run {
         .map(|l| l.mean().mul_f64((2.0 * l.sigma).exp()))
         .max()
         .unwrap();
-    let speaks = if dialect == sim::Dialect::OpenAi { Dialect::OpenAi } else { Dialect::Anthropic };
     let pool =
-        Orgs::new(names.iter().map(|name| Org::new(name).credential(Credential::new(&key(name))).dialect(speaks)))
+        Orgs::new(names.iter().map(|name| Org::new(name).credential(Credential::new(&key(name))).dialect(dialect)))
             .unwrap();
     let settings = Settings::builder().caps(Caps::default().family("any", 1_500).unwrap()).build().unwrap();
     let stack = Stack::new(pool.clone()).limit(settings);
@@ -1056,7 +1055,7 @@ fn random_quotas_are_kept_busy_and_not_crossed() {
 async fn a_clock_that_leaps_costs_no_call_and_no_quota() {
     for leap in [MS, SECOND, 60 * SECOND, 3_600 * SECOND, 86_400 * SECOND, 40 * 86_400 * SECOND] {
         for fault in ["ok", "429 hinted", "429 bare", "503"] {
-            let sim = Sim::new(Config::new(sim::Dialect::Anthropic).org(faulty(fault))).unwrap();
+            let sim = Sim::new(Config::new(Dialect::Anthropic).org(faulty(fault))).unwrap();
             let orgs = pool(&["a"]);
             let service = Stack::new(orgs.clone()).build(sim.service()).unwrap();
             let calls: Vec<_> = (0..40).map(|n| tokio::spawn(service.clone().oneshot(ask(n)))).collect();
@@ -1577,7 +1576,7 @@ async fn token_run(seed: u64, capacity_s: f64, parts: [f64; 2], requests: Option
     if let Some(requests) = requests {
         org = org.requests_per_minute(requests);
     }
-    let config = Config::new(sim::Dialect::Anthropic).seed(seed).org(org);
+    let config = Config::new(Dialect::Anthropic).seed(seed).org(org);
     let sizes: Vec<usize> =
         (0..60).map(|_| (4.0 * capacity * (parts[0] + (parts[1] - parts[0]) * rng.f64())) as usize).collect();
     let mean = sizes.iter().map(|bytes| bytes.div_ceil(4) as f64).sum::<f64>() / sizes.len() as f64;
@@ -1631,7 +1630,7 @@ async fn a_bucket_of_one_request_is_used_as_it_refills() {
             .requests_per_minute(per_minute)
             .requests_capacity(capacity)
             .latency(Latency::new(80.0, 0.1));
-        let config = Config::new(sim::Dialect::Anthropic).record_arrivals(true).org(org);
+        let config = Config::new(Dialect::Anthropic).record_arrivals(true).org(org);
         let n = if per_minute > 100.0 { 1_000 } else { 30 };
         let fluid = config.fluid_limit(n).unwrap();
         let sim = Sim::new(config).unwrap();

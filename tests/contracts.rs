@@ -48,7 +48,7 @@ fn pool(orgs: &[(&str, usize)]) -> Orgs {
 }
 
 fn retry() -> RateLimitRetryLayer<ByStatus> {
-    RateLimitRetryLayer::builder().classifier(ByStatus).build().unwrap()
+    RateLimitRetryLayer::builder().classify(ByStatus).build().unwrap()
 }
 
 fn poll<S: Service<Request<Script>>>(service: &mut Mocked<S>) -> Poll<Result<(), S::Error>> {
@@ -417,7 +417,7 @@ async fn a_wait_ends_at_its_time_however_late_it_is_looked_at() {
         let ended = Instant::now();
         assert!(until(begin) <= ended && ended <= until(begin) + 2 * MS, "limiter, {late}: {:?}", ended - begin);
         // A retry: its call is not polled.
-        let exact = RateLimitRetryLayer::builder().classifier(ByStatus).backoff_base(MS).build().unwrap();
+        let exact = RateLimitRetryLayer::builder().classify(ByStatus).backoff_base(MS).build().unwrap();
         let mut call = task::spawn(exact.layer(probe()).oneshot(ask()));
         let begin = Instant::now();
         assert_pending!(call.poll());

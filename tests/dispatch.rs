@@ -395,7 +395,7 @@ async fn a_single_org_takes_everything_and_keys_come_from_the_environment() {
     let args = ["--input", "in.jsonl", "--output", "out.jsonl", "--single-org", "batch", "--cap", "2", "--quiet"];
     let mut command = command(&args);
     command.env("ANTHROPIC_API_KEY", KEYS[0]).env("ANTHROPIC_BATCH_KEY", KEYS[1]);
-    command.env("ANTHROPIC_BASE_URL", bench.server.base_url()).env("TOWER_QUOTA_CAP_SONNET", "9");
+    command.env("ANTHROPIC_BASE_URL", bench.server.base_url().to_string()).env("TOWER_QUOTA_CAP_SONNET", "9");
     let output = command.current_dir(bench.dir.path()).output().await.unwrap();
     assert_eq!(code(&output), 0, "{}", said(&output));
     assert_eq!(said(&output).lines().count(), 1, "quiet is one line: {}", said(&output));

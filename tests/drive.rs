@@ -19,7 +19,7 @@ use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Service, ServiceBuilder, limit::ConcurrencyLimitLayer};
 use tower_quota::{
     drive::{Drive, DriveError},
-    outcome::ByStatus,
+    outcome::{BoxError, ByStatus, Class, Outcome},
     retry::RateLimitRetryLayer,
 };
 
@@ -358,7 +358,7 @@ async fn over_one_slot_and_a_retry_layer_nothing_deadlocks() {
     let provider = Rc::new(std::cell::RefCell::new(provider));
     let provider = tower::service_fn(move |request| provider.borrow_mut().call(request));
     let service = ServiceBuilder::new()
-        .layer(RateLimitRetryLayer::builder().classifier(ByStatus).build().unwrap())
+        .layer(RateLimitRetryLayer::builder().classify(ByStatus).build().unwrap())
         .layer(ConcurrencyLimitLayer::new(1))
         .service(provider);
     let mut drive = Drive::iter(service, (0..100).map(|id| (id, Request::new(id))), 10).unwrap();
@@ -379,6 +379,13 @@ fn its_error_speaks_for_itself_and_keeps_the_source() {
     assert_eq!(error.to_string(), "no whole answer");
     assert_eq!(error.source().unwrap().to_string(), "connection reset");
     assert!(DriveError::<Infallible>::Deadline.source().is_none());
+
+    // Boxed, it is what the service's error was.
+    let inner = tower_quota::outcome::Error::new(Outcome::of(Class::Transport), "connection reset");
+    let boxed = DriveError::Service(BoxError::from(inner)).into_box();
+    assert!(boxed.is::<tower_quota::outcome::Error>());
+    assert_eq!(boxed.source().unwrap().to_string(), "connection reset");
+    assert_eq!(DriveError::<BoxError>::Stopped.into_box().to_string(), DriveError::<Infallible>::Stopped.to_string());
 }
 
 #[test]

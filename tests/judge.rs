@@ -324,7 +324,12 @@ async fn a_refusal_that_breaks_off_is_still_that_refusal() {
 async fn a_stream_breaks_for_whoever_reads_it() {
     let layer = JudgeLayer::new().gather(Gather::ErrorsOnly);
     let answer = judge(layer, 200, &[], Script::new([Data("ab"), Break])).await.unwrap();
-    assert!(drain(answer.into_body()).await[1].is_err());
+    let mut body = answer.into_body();
+    body.frame().await.unwrap().unwrap();
+    let error: Error = body.frame().await.unwrap().unwrap_err();
+    assert_eq!(error.class(), Class::Transport);
+    let cause = error.source().unwrap().downcast_ref::<io::Error>().unwrap();
+    assert_eq!(cause.kind(), io::ErrorKind::ConnectionReset);
     let answer = judge(JudgeLayer::new().ceiling(1), 200, &[], Script::new([Data("ab"), Break])).await.unwrap();
     let frames = drain(answer.into_body()).await;
     assert!(frames[0].is_ok() && frames[1].is_err());
@@ -476,6 +481,14 @@ async fn no_formatting_prints_a_key_or_a_body() {
     let printed = format!("{layer:?} {answer:?} {stream:?} {service:?} {error:?} {error}");
     assert!(!printed.contains("secret"), "{printed}");
     assert!(printed.contains("Answer(whole, 3 bytes)") && printed.contains("Answer(stream)"), "{printed}");
+}
+
+#[tokio::test]
+async fn a_made_up_answer_is_empty_and_whole() {
+    let answer = Answer::<Script>::default();
+    assert!(answer.is_end_stream() && answer.size_hint().exact() == Some(0));
+    assert_eq!(answer.bytes(), Some(&Bytes::new()));
+    assert!(drain(answer).await.is_empty());
 }
 
 // Time.

@@ -32,7 +32,7 @@ use tower_quota::{
     drive::Drive,
     org::{Credential, Dialect, EnabledAgain, Family, HoldReason, Org, Orgs, OutReason, Standing, Tuning, Why},
     outcome::{Class, Stamp},
-    sim::{self, Config, Latency, OrgConfig, Sim},
+    sim::{Config, Latency, OrgConfig, Sim},
     stack::Stack,
 };
 
@@ -109,6 +109,76 @@ async fn all_that_a_board_knows_can_be_read_of_each_family() {
     assert_eq!((other.limit.unwrap().cap, other.in_flight, other.waiting), (120, 0, 0));
     assert!(other.hold.is_none() && other.history.is_empty(), "the other family has a board of its own");
     assert_eq!(other.weight, 1.5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_whole_org_is_read_as_the_sum_of_its_families() {
+    let org = Org::new("a");
+    let (sonnet, haiku) = (org.family(&Family::new("sonnet")), org.family(&Family::new("haiku")));
+    let tuned = Settings::builder().spread(Duration::ZERO).floor(2).build().unwrap();
+    let hint = |wait: &'static str| {
+        move |n| Reply::Now(Ok(support::answer(if n == 3 { 429 } else { 200 }, &[("retry-after", wait)])))
+    };
+    assert!(org.snapshot().limit.is_none(), "no limiter yet");
+    let first = sounded(&sonnet, &tuned, hint("30")).await;
+    let second = sounded(&haiku, &tuned, hint("10")).await;
+    let revision = org.revision();
+    let sum = sonnet.snapshot().limit.unwrap().limit + haiku.snapshot().limit.unwrap().limit;
+
+    let mut reserved = [Waiter::of(&first), Waiter::of(&second), Waiter::of(&second)];
+    assert!(reserved.iter_mut().all(Waiter::ready));
+    let now = org.snapshot();
+    assert!(now.whole && !sonnet.snapshot().whole);
+    assert_eq!((&*now.name, now.family.as_str(), now.in_flight, now.waiting), ("a", "any", 3, 0));
+    let cell = now.limit.unwrap();
+    assert_eq!((cell.limit, cell.cap, cell.floor, cell.pace), (sum, 220, 4, None));
+    assert_eq!([&sonnet, &haiku].map(|org| org.snapshot().in_flight), [1, 2]);
+
+    // One family held is not the org held.
+    drop(reserved);
+    let refused = |limit: &AimdLimit<Probe>| {
+        let limit = limit.clone();
+        async move {
+            for _ in 0..3 {
+                limit.clone().oneshot(ask()).await.unwrap();
+            }
+        }
+    };
+    refused(&first).await;
+    assert!(sonnet.is_held() && !haiku.is_held() && !org.is_held());
+    assert!(org.snapshot().hold.is_none() && org.revision() > revision);
+    assert_eq!(org.snapshot().limit.unwrap().throttled, 1);
+    tokio::time::advance(SECOND).await;
+    refused(&second).await;
+    assert!(org.is_held());
+    assert_eq!(org.not_before(), haiku.not_before(), "whichever ends first");
+    assert_eq!(org.snapshot().hold.unwrap().until, Instant::now() + 10 * SECOND);
+    let mut waits = [Waiter::of(&first), Waiter::of(&second)];
+    assert!(!waits.iter_mut().any(Waiter::ready));
+    assert_eq!(org.snapshot().waiting, 2);
+    haiku.retune_family(Tuning::new().cap(10)).unwrap();
+    tokio::time::advance(SECOND).await;
+    sonnet.retune_family(Tuning::new().cap(8)).unwrap();
+    let history = org.snapshot().history;
+    assert!(history.is_sorted_by_key(|change| change.at));
+    let retuned = history.iter().filter(|change| change.why == Why::Retuned).map(|change| (change.at, change.to));
+    assert_eq!(
+        retuned.collect::<Vec<_>>(),
+        [(Instant::now() - SECOND, 10.0), (Instant::now(), 8.0)],
+        "of either, oldest first"
+    );
+
+    // Nor is one family out the org out; but who is out does not count among those that are held.
+    haiku.put_family_out(OutReason::OutOfQuota);
+    assert!(haiku.is_out() && !org.is_out() && org.snapshot().out.is_none());
+    assert_eq!(org.not_before(), sonnet.not_before());
+    sonnet.put_family_out(OutReason::OutOfQuota);
+    assert!(!org.is_out(), "requests that name no family may still pass");
+    org.put_family_out(OutReason::OutOfQuota);
+    assert_eq!((org.is_out(), org.snapshot().out), (true, Some(OutReason::OutOfQuota)));
+    assert!(org.bring_back() && !org.is_out());
+    org.put_family_out(OutReason::OutOfQuota);
+    assert!(!org.is_out(), "only those that name none");
 }
 
 #[test]
@@ -955,7 +1025,7 @@ async fn on_real_threads_nobody_is_forgotten_while_orgs_come_and_go() {
 
 fn provider() -> Config {
     let org = |name: &str| OrgConfig::new(name, format!("key-{name}")).requests_per_minute(3_000.0);
-    let config = Config::new(sim::Dialect::Anthropic).latency(Latency::new(60.0, 0.3));
+    let config = Config::new(Dialect::Anthropic).latency(Latency::new(60.0, 0.3));
     config.org(org("a")).org(org("b")).org(org("c"))
 }
 

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimitLayer};
 use tower_quota::{
-    outcome::{ByStatus, Class, Outcome, Purse, Stamp},
+    outcome::{ByStatus, Class, Outcome, Purse, Stamp, classify_fn},
     retry::{Exhaustion, RateLimitRetryBuilder, RateLimitRetryLayer, RetryError},
 };
 
@@ -124,7 +124,7 @@ impl Service<Request<Body>> for Provider {
 }
 
 fn builder() -> RateLimitRetryBuilder<ByStatus> {
-    RateLimitRetryLayer::builder().classifier(ByStatus)
+    RateLimitRetryLayer::builder().classify(ByStatus)
 }
 
 fn request() -> Request<Body> {
@@ -543,14 +543,14 @@ async fn no_formatting_shows_what_the_request_holds() {
 #[tokio::test(start_paused = true)]
 async fn it_stands_alone_around_what_is_not_http() {
     // Any response, any error: a closure says what they mean.
-    let classify = |result: Result<&u16, &io::Error>| {
+    let classify = classify_fn(|result: Result<_, &io::Error>| {
         Outcome::of(match result {
             Ok(0) => Class::Throttled,
             Ok(_) => Class::Ok,
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Class::Transport,
             Err(_) => Class::Terminal,
         })
-    };
+    });
     let answers = Arc::new(Mutex::new(VecDeque::from([
         Err(io::ErrorKind::ConnectionReset),
         Ok(0),
@@ -560,7 +560,7 @@ async fn it_stands_alone_around_what_is_not_http() {
     let foreign = tower::service_fn(move |_: Request<u8>| {
         ready(answers.lock().unwrap().pop_front().unwrap().map_err(io::Error::from))
     });
-    let mut service = RateLimitRetryLayer::builder().classifier(classify).build().unwrap().layer(foreign);
+    let mut service = RateLimitRetryLayer::builder().classify(classify).build().unwrap().layer(foreign);
     assert_eq!(service.ready().await.unwrap().call(Request::new(1)).await.unwrap(), 7);
     let error = service.ready().await.unwrap().call(Request::new(1)).await.unwrap_err();
     assert_eq!(error.class(), None);

@@ -11,7 +11,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use tower::{Service, ServiceExt};
 use tower_quota::sim::{
-    Change, Config, Cost, Dialect, Headers, Latency, OrgConfig, RetryAfter, Sim, SimBody, SimError, SimService,
+    Change, Config, Cost, Dialect, Headers, Latency, OrgConfig, RetryAfter, Server, Sim, SimBody, SimError, SimService,
 };
 
 type HttpClient = Client<HttpConnector, Full<Bytes>>;
@@ -24,6 +24,10 @@ fn config(dialect: Dialect, org: OrgConfig) -> Config {
 
 fn org() -> OrgConfig {
     OrgConfig::new("one", "key-1").organization_id("org-id-1").requests_per_minute(60.0)
+}
+
+fn url(server: &Server, path: &str) -> String {
+    format!("http://{}{path}", server.addr())
 }
 
 fn post(uri: &str, body: impl Into<Bytes>) -> Request<Full<Bytes>> {
@@ -78,7 +82,7 @@ async fn both_dialects_answer_over_real_http() {
         let client = client();
         let mut statuses = Vec::new();
         for i in 0..3 {
-            let url = server.base_url() + path;
+            let url = url(&server, path);
             let response = client.request(post(&url, format!("{i}"))).await.unwrap();
             statuses.push(response.status().as_u16());
             response.into_body().collect().await.unwrap();
@@ -386,7 +390,7 @@ async fn over_http_errors_have_status_headers_and_real_bodies() {
                 _ => ("/v1/embeddings", "openai-organization", "x-ratelimit-remaining-requests"),
             };
             let status = if dialect == Dialect::OpenAi && status == 529 { 503 } else { status };
-            let response = client().request(post(&(server.base_url() + path), "")).await.unwrap();
+            let response = client().request(post(&url(&server, path), "")).await.unwrap();
             assert_eq!(response.status(), status);
             assert_eq!(header(response.headers(), id), Some("org-id-1"));
             // Only what is admitted is charged, and of these that is the 500.
@@ -410,7 +414,8 @@ async fn over_http_errors_have_status_headers_and_real_bodies() {
 #[tokio::test]
 async fn over_http_unknown_keys_paths_and_methods_are_refused() {
     let server = Sim::new(config(Dialect::Anthropic, org())).unwrap().serve().await.unwrap();
-    let (client, base) = (client(), server.base_url());
+    assert_eq!(server.base_url(), *url(&server, ""));
+    let (client, base) = (client(), url(&server, ""));
     let mut request = post(&format!("{base}/v1/messages"), "");
     request.headers_mut().insert("x-api-key", "key-2".parse().unwrap());
     let response = client.request(request).await.unwrap();
@@ -431,7 +436,7 @@ async fn over_http_unknown_keys_paths_and_methods_are_refused() {
 async fn over_http_a_reset_is_a_connection_without_an_answer() {
     let sim = Sim::new(config(Dialect::Anthropic, org().reset(true))).unwrap();
     let server = sim.serve().await.unwrap();
-    let answer = client().request(post(&format!("{}/v1/messages", server.base_url()), "")).await;
+    let answer = client().request(post(&url(&server, "/v1/messages"), "")).await;
     assert!(answer.is_err());
     assert_eq!(server.truth().orgs[0].resets, 1);
     assert_eq!(call(&sim.service(), "").await.unwrap_err(), SimError::Reset);
@@ -442,7 +447,7 @@ async fn over_http_a_hanging_call_ends_when_the_client_gives_up() {
     let sim = Sim::new(config(Dialect::Anthropic, org().hang(true))).unwrap();
     let server = sim.serve().await.unwrap();
     let client = client();
-    let request = client.request(post(&format!("{}/v1/messages", server.base_url()), ""));
+    let request = client.request(post(&url(&server, "/v1/messages"), ""));
     let mut request = Box::pin(request);
     tokio::select! {
         answer = &mut request => panic!("answered: {answer:?}"),
@@ -460,7 +465,7 @@ async fn over_http_a_truncated_body_breaks_off_before_its_length() {
         let org = org().truncate(true).latency(Latency::new(0.0, 0.0));
         let sim = Sim::new(config(Dialect::Anthropic, org)).unwrap();
         let server = sim.serve().await.unwrap();
-        let response = client().request(post(&format!("{}/v1/messages", server.base_url()), body)).await.unwrap();
+        let response = client().request(post(&url(&server, "/v1/messages"), body)).await.unwrap();
         assert_eq!(response.status(), 200);
         let announced = header(response.headers(), "content-length").map(|l| l.parse::<usize>().unwrap());
         let mut body = response.into_body();
@@ -488,7 +493,7 @@ async fn over_http_an_empty_answer_is_a_200_without_content() {
     ] {
         let org = org().empty(true).latency(Latency::new(0.0, 0.0));
         let server = Sim::new(config(dialect, org)).unwrap().serve().await.unwrap();
-        let response = client().request(post(&(server.base_url() + path), "")).await.unwrap();
+        let response = client().request(post(&url(&server, path), "")).await.unwrap();
         assert_eq!(response.status(), 200);
         assert_eq!(json(response).await[list], serde_json::json!([]));
         let one = server.truth().orgs[0].clone();
@@ -500,7 +505,7 @@ async fn over_http_an_empty_answer_is_a_200_without_content() {
 async fn over_http_openai_chat_and_embeddings_have_their_shape() {
     let org = OrgConfig::new("one", "key-1").latency(Latency::new(0.0, 0.0));
     let server = Sim::new(config(Dialect::OpenAi, org)).unwrap().serve().await.unwrap();
-    let (client, base) = (client(), server.base_url());
+    let (client, base) = (client(), url(&server, ""));
     let body = r#"{"model":"m \"x\"","max_tokens":3}"#;
     let chat = json(client.request(post(&format!("{base}/v1/chat/completions"), body)).await.unwrap()).await;
     assert_eq!(chat["object"], "chat.completion");
@@ -559,7 +564,7 @@ async fn over_http_streams_end_with_their_terminal_event() {
     for empty in [false, true] {
         let org = OrgConfig::new("one", "key-1").latency(Latency::new(5.0, 0.0)).empty(empty);
         let server = Sim::new(config(Dialect::OpenAi, org)).unwrap().serve().await.unwrap();
-        let url = format!("{}/v1/chat/completions", server.base_url());
+        let url = url(&server, "/v1/chat/completions");
         let response = client().request(post(&url, r#"{"stream":true}"#)).await.unwrap();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         let events = events(std::str::from_utf8(&body).unwrap());
@@ -580,7 +585,7 @@ async fn over_http_many_connections_are_kept_alive() {
     let org = OrgConfig::new("one", "key-1").latency(Latency::new(1.0, 0.3));
     let sim = Sim::new(config(Dialect::Anthropic, org)).unwrap();
     let server = sim.serve().await.unwrap();
-    let (client, url) = (client(), format!("{}/v1/messages", server.base_url()));
+    let (client, url) = (client(), url(&server, "/v1/messages"));
     let mut callers = tokio::task::JoinSet::new();
     for caller in 0..100 {
         let (client, url) = (client.clone(), url.clone());
@@ -605,7 +610,7 @@ async fn a_dropped_server_takes_no_more_connections_and_lets_calls_end() {
     let org = OrgConfig::new("one", "key-1").latency(Latency::new(50.0, 0.0));
     let sim = Sim::new(config(Dialect::Anthropic, org)).unwrap();
     let server = sim.serve().await.unwrap();
-    let (url, addr) = (format!("{}/v1/messages", server.base_url()), server.addr());
+    let (url, addr) = (url(&server, "/v1/messages"), server.addr());
     let open = tokio::spawn(client().request(post(&url, "")));
     until(&sim, |t| t.orgs[0].in_flight == 1).await;
     drop(server);
@@ -624,7 +629,7 @@ async fn a_dropped_server_takes_no_more_connections_and_lets_calls_end() {
 async fn a_shutdown_does_not_wait_for_calls_that_hang() {
     let sim = Sim::new(config(Dialect::Anthropic, org().hang(true))).unwrap();
     let server = sim.serve().await.unwrap();
-    let open = tokio::spawn(client().request(post(&format!("{}/v1/messages", server.base_url()), "")));
+    let open = tokio::spawn(client().request(post(&url(&server, "/v1/messages"), "")));
     until(&sim, |t| t.orgs[0].in_flight == 1).await;
     let stopped = tokio::time::timeout(Duration::from_secs(10), server.shutdown()).await;
     assert!(stopped.is_ok());

@@ -20,14 +20,16 @@ use http_body_util::{BodyExt, Full};
 use serde::Deserialize;
 use tokio::time::Instant;
 use tokio_test::{assert_pending, task};
-use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
+use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_http::timeout::TimeoutLayer;
 use tower_quota::{
     aimd::{AimdLimitLayer, Settings},
     balance::NoOrgLeft,
     drive::{Drive, DriveError},
     judge::{Gather, JudgeLayer},
     org::{Credential, Dialect, Family, Org, Orgs},
-    outcome::{ByStatus, Class, Error, Purse, Stamp},
+    outcome::{ByStatus, Class, Error, Purse, Stamp, Stamped},
+    quota::QuotaHeaderLayer,
     retry::{Exhaustion, RateLimitRetryLayer, RetryError},
     sim::{self, Config, Latency, OrgConfig, RetryAfter, Sim, Truth},
     stack::Stack,
@@ -40,18 +42,14 @@ type Failed = RetryError<Req, Error>;
 const SECOND: Duration = Duration::from_secs(1);
 
 fn provider() -> Config {
-    Config::new(sim::Dialect::Anthropic).latency(Latency::new(50.0, 0.3))
+    Config::new(Dialect::Anthropic).latency(Latency::new(50.0, 0.3))
 }
 
 /// The orgs of a simulated provider, as its client knows them.
 fn pool(config: &Config) -> Orgs {
-    let dialect = match config.dialect {
-        sim::Dialect::OpenAi => Dialect::OpenAi,
-        _ => Dialect::Anthropic,
-    };
     let orgs = config.orgs.iter().map(|org| {
         let org = Org::new(&org.name).credential(Credential::new(org.key.expose()));
-        org.base_url(Uri::from_static("http://provider.test")).dialect(dialect)
+        org.base_url(Uri::from_static("http://provider.test")).dialect(config.dialect)
     });
     Orgs::new(orgs).unwrap()
 }
@@ -60,9 +58,9 @@ fn orgs<const N: usize>(names: [&str; N]) -> Orgs {
     Orgs::new(names.map(|name| Org::new(name).base_url(Uri::from_static("http://provider.test")))).unwrap()
 }
 
-fn item(dialect: sim::Dialect, item: u64) -> Req {
+fn item(dialect: Dialect, item: u64) -> Req {
     let (path, model) = match dialect {
-        sim::Dialect::OpenAi => ("/v1/chat/completions", "gpt-4o"),
+        Dialect::OpenAi => ("/v1/chat/completions", "gpt-4o"),
         _ => ("/v1/messages", "claude-sonnet-4-5"),
     };
     let text = format!(
@@ -74,7 +72,7 @@ fn item(dialect: sim::Dialect, item: u64) -> Req {
 }
 
 fn message(id: u64) -> Req {
-    item(sim::Dialect::Anthropic, id)
+    item(Dialect::Anthropic, id)
 }
 
 /// Drives `items` through `service` and counts what became of them; every answer is checked to be a success.
@@ -332,7 +330,7 @@ async fn no_slot_is_held_while_a_request_backs_off() {
 #[tokio::test(start_paused = true)]
 async fn with_the_limit_over_the_retry_the_slot_would_be_held() {
     let (first, second) = first_and_second(|org, client| {
-        let retry = RateLimitRetryLayer::builder().classifier(ByStatus).build().unwrap();
+        let retry = RateLimitRetryLayer::builder().classify(ByStatus).build().unwrap();
         AimdLimitLayer::new(&org).layer(retry.layer(client))
     })
     .await;
@@ -393,6 +391,44 @@ async fn an_answer_gathered_whole_gives_its_slot_back_however_long_it_is_kept() 
         kept.push(stack.clone().oneshot(message(id)).await.unwrap());
     }
     assert_eq!(sim.truth().ok(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_that_makes_up_answers_stands_above_the_judge_and_above_the_limit() {
+    /// It has no default, as hyper's has none.
+    struct Bare(Body);
+    impl http_body::Body for Bare {
+        type Data = Bytes;
+        type Error = std::convert::Infallible;
+        fn poll_frame(
+            mut self: std::pin::Pin<&mut Self>,
+            cx: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+            std::pin::Pin::new(&mut self.0).poll_frame(cx)
+        }
+    }
+    let timeout = || TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, SECOND);
+    let hanging = || service_fn(|_: Req| std::future::pending::<Result<Response<Bare>, BoxError>>());
+
+    let org = Org::new("a");
+    let mut below = ServiceBuilder::new()
+        .layer(AimdLimitLayer::new(&org).classify(Stamped))
+        .layer(QuotaHeaderLayer::new(&org))
+        .layer(timeout())
+        .layer(JudgeLayer::new())
+        .service(hanging());
+    let answer = below.ready().await.unwrap().call(message(1)).await.unwrap();
+    assert_eq!((answer.status(), org.snapshot().in_flight), (StatusCode::REQUEST_TIMEOUT, 0));
+    assert_eq!(answer.body().get_ref().bytes(), Some(&Bytes::new()), "an empty body, gathered");
+
+    let mut above = ServiceBuilder::new()
+        .layer(timeout())
+        .layer(AimdLimitLayer::new(&org).classify(Stamped))
+        .layer(JudgeLayer::new())
+        .service(hanging());
+    let answer = above.ready().await.unwrap().call(message(2)).await.unwrap();
+    assert_eq!((answer.status(), org.snapshot().in_flight), (StatusCode::REQUEST_TIMEOUT, 0));
+    assert!(answer.into_body().collect().await.unwrap().to_bytes().is_empty());
 }
 
 // Dead keys.
@@ -584,6 +620,25 @@ async fn broken_hung_and_reset_calls_are_made_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_stacks_timeout_counts_whatever_is_said_of_the_judge_before_or_after() {
+    let judge = || JudgeLayer::new().gather(Gather::ErrorsOnly);
+    let stack = || Stack::new(orgs(["a"])).retry(RateLimitRetryLayer::builder().max_attempts(1).build().unwrap());
+    for (stack, timeout) in [
+        (stack().timeout(5 * SECOND).judge(judge()), 5),
+        (stack().judge(judge()).timeout(5 * SECOND), 5),
+        (stack().judge(judge().timeout(9 * SECOND)).timeout(5 * SECOND), 5),
+        (stack().timeout(5 * SECOND).judge(judge().timeout(9 * SECOND)), 5),
+        (stack().judge(judge().timeout(9 * SECOND)), 9),
+    ] {
+        let (client, _) = client(|_, _| std::future::pending());
+        let begin = Instant::now();
+        let call = stack.build(client).unwrap().oneshot(message(1));
+        tokio::time::timeout(20 * SECOND, call).await.expect("a timeout").unwrap_err();
+        assert_eq!(begin.elapsed().as_secs(), timeout);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn every_attempt_of_a_request_carries_the_same_idempotency_key() {
     let seen = Arc::new(Mutex::new(BTreeMap::<Bytes, Vec<HeaderMap>>::new()));
     let (log, faults) = (seen.clone(), [503, 429, 500, 401, 200]);
@@ -649,7 +704,7 @@ struct Scenario {
     _about: String,
     requests: u64,
     #[serde(default)]
-    dialects: Vec<sim::Dialect>,
+    dialects: Vec<Dialect>,
     #[serde(default)]
     bars: Bars,
     #[serde(default)]
@@ -699,7 +754,7 @@ fn by_second(truth: &Truth, org: &str) -> (u64, u64) {
 async fn meets_its_bars(file: &str) {
     let text = std::fs::read_to_string(folder().join(file)).unwrap();
     let scenario: Scenario = toml::from_str(&text).unwrap();
-    let dialects = if scenario.dialects.is_empty() { vec![sim::Dialect::Anthropic] } else { scenario.dialects };
+    let dialects = if scenario.dialects.is_empty() { vec![Dialect::Anthropic] } else { scenario.dialects };
     // Rates and memory are nothing for a virtual clock; a tenth of those items shows the rest.
     let requests = if scenario.provider.unlimited { scenario.requests / 10 } else { scenario.requests };
     for dialect in dialects {

@@ -91,7 +91,7 @@ async fn p01_through_each_layer_and_the_whole_stack_the_readied_instance_is_the_
     call_through(JudgeLayer::new().layer(probe())).await;
     call_through(QuotaHeaderLayer::new(&org).layer(failing())).await;
     call_through(AimdLimitLayer::with_settings(&Org::new("a"), &open()).layer(failing())).await;
-    call_through(RateLimitRetryLayer::builder().classifier(ByStatus).build().unwrap().layer(probe())).await;
+    call_through(RateLimitRetryLayer::builder().classify(ByStatus).build().unwrap().layer(probe())).await;
     let two = pool(&[("a", 4), ("b", 4)]);
     call_through(OrgBalanceLayer::new(two.clone(), |_: &Org, probe: Probe| probe).layer(probe())).await;
     let last = probe();
@@ -121,7 +121,7 @@ async fn p02_readiness_that_is_never_used_keeps_no_retry_from_its_slot() {
     // With a limiter that reserves right under the retry one idle instance is enough.
     let probe = Probe::new(|n| Reply::Now(Ok(answer(if n == 0 { 503 } else { 200 }, &[]))));
     let limiter = AimdLimitLayer::with_settings(&Org::new("a").cap(1), &open()).layer(probe.clone());
-    let retrying = RateLimitRetryLayer::builder().classifier(ByStatus).build().unwrap().layer(limiter);
+    let retrying = RateLimitRetryLayer::builder().classify(ByStatus).build().unwrap().layer(limiter);
     let mut first = task::spawn(retrying.clone().oneshot(ask()));
     assert!(first.poll().is_pending());
     let mut idle = retrying.clone();

@@ -1,7 +1,6 @@
 //! The stacks and layers that are compared.
 
 use std::{
-    convert::Infallible,
     fmt::Debug,
     future::{Ready, ready},
 };
@@ -22,7 +21,7 @@ use tower_quota::{
     balance::OrgBalanceLayer,
     judge::JudgeLayer,
     org::{Credential, Org, Orgs},
-    outcome::{ByStatus, Class, Outcome},
+    outcome::{ByStatus, Class, Outcome, classify_fn},
     quota::QuotaHeaderLayer,
     retry::RateLimitRetryLayer,
     stack::{Stack, Stacked},
@@ -111,9 +110,7 @@ impl<E> Policy<Ask, Response<Body>, E> for Again {
 /// Our limit around a service that is not HTTP, its slots given back at the head.
 pub(crate) fn limiter(slots: usize, turns: u32) -> impl Callable<u64> {
     AimdLimitLayer::with_settings(&Org::new("lone").cap(slots), &settings())
-        .classify(|result: Result<&u64, &Infallible>| {
-            Outcome::of(if result.is_ok() { Class::Ok } else { Class::Transport })
-        })
+        .classify(classify_fn(|result| Outcome::of(if result.is_ok() { Class::Ok } else { Class::Transport })))
         .release_at_head()
         .layer(Plain(turns))
 }
@@ -146,7 +143,7 @@ pub(crate) fn each_layer(wire: &Wire, visitor: &mut impl Visit) {
         let balance = OrgBalanceLayer::new(orgs(count), |_: &Org, wire| wire).layer(wire.clone());
         visitor.visit(&format!("balance, {count} orgs"), balance, request_of_family());
     }
-    let retry = RateLimitRetryLayer::builder().classifier(ByStatus).build().unwrap();
+    let retry = RateLimitRetryLayer::builder().classify(ByStatus).build().unwrap();
     visitor.visit("retry", retry.layer(wire.clone()), request());
     visitor.visit("whole stack, 3 orgs", ours(3, wire.clone()), request_of_family());
     visitor.visit("tower's ConcurrencyLimit", ConcurrencyLimit::new(wire.clone(), SLOTS), request());

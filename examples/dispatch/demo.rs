@@ -30,12 +30,10 @@ fn key(name: &str) -> String {
 /// Starts the provider.
 pub(crate) async fn start(args: &Args) -> Result<Demo, Failure> {
     let dialect = args.dialect.map(Dialect::from).unwrap_or_default();
-    let spoken = match dialect {
-        Dialect::OpenAi => sim::Dialect::OpenAi,
-        _ => sim::Dialect::Anthropic,
-    };
-    let mut config =
-        sim::Config::new(spoken).seed(args.seed).latency(sim::Latency::new(P50_MS, 0.3)).unlimited(args.demo_unlimited);
+    let mut config = sim::Config::new(dialect)
+        .seed(args.seed)
+        .latency(sim::Latency::new(P50_MS, 0.3))
+        .unlimited(args.demo_unlimited);
     for (name, rpm) in ORGS.iter().filter(|(name, _)| args.single_org.as_deref().is_none_or(|only| only == *name)) {
         config = config.org(OrgConfig::new(*name, key(name)).requests_per_minute(*rpm));
     }
@@ -45,9 +43,8 @@ pub(crate) async fn start(args: &Args) -> Result<Demo, Failure> {
         .serve()
         .await
         .map_err(|error| Failure::new(format!("no socket: {error}")))?;
-    let base_url: http::Uri = server.base_url().parse().map_err(|error| Failure::new(format!("{error}")))?;
     let orgs = ORGS.iter().map(|(name, _)| {
-        Org::new(name).credential(Credential::new(&key(name))).base_url(base_url.clone()).dialect(dialect)
+        Org::new(name).credential(Credential::new(&key(name))).base_url(server.base_url()).dialect(dialect)
     });
     let orgs = Orgs::new(orgs).map_err(Failure::new)?;
     Ok(Demo { server, orgs, fluid_limit })

@@ -93,7 +93,7 @@ async fn demonstrate(args: &Args) -> Result<u8, Failure> {
     let (dialect, total) = (demo.orgs.dialect(), args.demo_requests);
     let job = Job {
         orgs: chosen(args, demo.orgs)?,
-        what: format!("{total} requests to a simulated provider at {}", demo.server.base_url()),
+        what: format!("{total} requests to a simulated provider at {}", demo.server.addr()),
         families: vec![demo::item(dialect, 1).family],
         total: Some(total),
         fluid_limit: demo.fluid_limit,

@@ -118,7 +118,7 @@ where
         None => Outcome::of_head(status, response.headers(), DEFAULT_CEILING).class,
     };
     Ok(match Limited::new(response.into_body(), LARGEST).collect().await {
-        Err(error) => Verdict::without_answer("transient", format!("the answer broke off: {error}")),
+        Err(error) => Verdict::without_answer("transient", format!("the answer broke off: {}", in_one_line(&*error))),
         Ok(body) => {
             let body = body.to_bytes();
             let error = (class != Class::Ok).then(|| refusal(status, &body));

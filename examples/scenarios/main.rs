@@ -142,7 +142,7 @@ fn scenarios(args: &[String]) -> Result<bool, BoxError> {
         let text = std::fs::read_to_string(&file)?;
         let scenario: Scenario = toml::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))?;
         for dialect in &scenario.dialects {
-            let name = format!("{stem} ({})", name_of(*dialect));
+            let name = format!("{stem} ({})", dialect.name());
             if !filters.is_empty() && !filters.iter().any(|filter| name.contains(filter.as_str())) {
                 continue;
             }
@@ -159,13 +159,6 @@ fn scenarios(args: &[String]) -> Result<bool, BoxError> {
         return Err("no scenario has such a name".into());
     }
     Ok(all_met)
-}
-
-fn name_of(dialect: Dialect) -> &'static str {
-    match dialect {
-        Dialect::OpenAi => "openai",
-        _ => "anthropic",
-    }
 }
 
 /// One run: a fresh provider, a fresh client process.
@@ -224,7 +217,7 @@ async fn attempt(
 ) -> Result<(ClientReport, Truth), BoxError> {
     let server = Sim::new(config.clone())?.serve().await?;
     let task = ClientTask {
-        base_url: server.base_url(),
+        base_url: server.base_url().to_string(),
         openai: config.dialect == Dialect::OpenAi,
         requests,
         bare,

@@ -50,20 +50,20 @@
 //! ```
 //!
 //! Above a judge, classify by its stamp, so that errors keep their class: `.classify(Stamped)`. Around something that is not
-//! HTTP, say what a result means with a closure (its types written out) or a type of your own, and give the slot back at the
-//! head, since there is no body: without `.release_at_head()` the service has no `Service` implementation.
+//! HTTP, say what a result means, with a closure or a type of your own, and give the slot back at the head, since there is no
+//! body.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
-//! use tower_quota::{aimd::AimdLimitLayer, org::Org, outcome::{Class, Outcome}};
+//! use tower_quota::{aimd::AimdLimitLayer, org::Org, outcome::{Class, Outcome, classify_fn}};
 //!
 //! #[derive(Debug)]
 //! struct Busy;
 //!
 //! let org = Org::new("database").cap(8);
 //! let limit = AimdLimitLayer::new(&org)
-//!     .classify(|result: Result<&u64, &Busy>| Outcome::of(if result.is_ok() { Class::Ok } else { Class::Throttled }))
+//!     .classify(classify_fn(|result| Outcome::of(if result.is_ok() { Class::Ok } else { Class::Throttled })))
 //!     .release_at_head();
 //! let mut queries = ServiceBuilder::new().layer(limit).service(service_fn(async |n: u64| if n < 3 { Ok(n) } else { Err(Busy) }));
 //!
@@ -73,6 +73,18 @@
 //! assert!(queries.ready().await.map_err(|_| "busy")?.call(3).await.is_err());
 //! assert_eq!(org.snapshot().limit.ok_or("no limit")?.throttled, 1);
 //! # Ok(()) }
+//! ```
+//!
+//! Where one of the two is missing, the compiler finds no `ready` on the service. Name the request, and it says what to do:
+//!
+//! ```compile_fail
+//! # use tower::{Layer, ServiceExt, service_fn};
+//! # use tower_quota::{aimd::AimdLimitLayer, org::Org};
+//! # async fn missing() {
+//! let limit = AimdLimitLayer::new(&Org::new("database")).release_at_head();
+//! let mut queries = limit.layer(service_fn(async |n: u64| Ok::<_, String>(n)));
+//! ServiceExt::<u64>::ready(&mut queries).await; // error: `ByStatus` does not say what a `Result<u64, String>` means
+//! # }
 //! ```
 
 mod future;

@@ -13,6 +13,11 @@ use super::Permit;
 use crate::outcome::Stamp;
 
 /// Decides how long an answer keeps its slot.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not know when a `{Res}` gives its slot back",
+    label = "is no `Release<{Res}>`",
+    note = "what is no `http::Response` has no body to wait for: say `.release_at_head()` on the layer"
+)]
 pub trait Release<Res> {
     /// What becomes of the answer.
     type Response;
@@ -51,8 +56,8 @@ impl<B: Body> Release<Response<B>> for AtBodyEnd {
 }
 
 pin_project! {
-    /// A body that keeps a slot until it has ended, failed, or is dropped.
-    #[derive(Debug)]
+    /// A body that keeps a slot until it has ended, failed, or is dropped. The default one keeps none.
+    #[derive(Debug, Default)]
     pub struct Held<B> {
         #[pin]
         inner: B,

@@ -48,8 +48,8 @@
 //! # Live control
 //!
 //! What an org is doing is read of its handle: [`Org::snapshot`](crate::org::Org::snapshot) says limit, cap, floor,
-//! ceiling, weight, calls in flight, services that wait, the hold and why, epoch, headroom, history and standing, for one
-//! model family; [`Org::families`](crate::org::Org::families) gives the handles of all. The same handle retunes it:
+//! ceiling, weight, calls in flight, services that wait, the hold and why, epoch, headroom, history and standing, summed over
+//! its model families; [`Org::families`](crate::org::Org::families) gives a handle to each. The same handle retunes it:
 //! [`Org::retune`](crate::org::Org::retune). Who is a member is changed through [`Members`], got from
 //! [`OrgBalance::members`] (or from the ready-made stack's own `members`). All of it may be done from any task, at any
 //! time.

@@ -11,12 +11,15 @@ use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 
-use crate::outcome::BoxError;
+use crate::outcome::{BoxError, Error};
 
 /// The body of a judged answer: gathered whole, or a stream.
 ///
 /// A body that proved larger than the ceiling while it was gathered is a stream too: first the parts read so far, then the
 /// rest as it comes. Dropping it drops what is left of the inner body.
+///
+/// A stream that breaks off ends in an [`Error`] of [`Class::Transport`](crate::outcome::Class::Transport), with the inner
+/// body's own as its source.
 pub struct Answer<B> {
     body: State<B>,
 }
@@ -57,15 +60,22 @@ impl<B> Answer<B> {
     }
 }
 
+/// Nothing, gathered whole: for layers above the judge that make up an answer, as tower-http's timeout does.
+impl<B> Default for Answer<B> {
+    fn default() -> Self {
+        Answer::whole(Bytes::new(), None)
+    }
+}
+
 impl<B> Body for Answer<B>
 where
     B: Body + Unpin,
     B::Error: Into<BoxError>,
 {
     type Data = Bytes;
-    type Error = BoxError;
+    type Error = Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         match &mut self.body {
             State::Whole { bytes, trailers } => {
                 let data = bytes.take().filter(|bytes| !bytes.is_empty()).map(Frame::data);
@@ -73,7 +83,7 @@ where
             }
             State::Stream { read, rest } => match read.pop_front() {
                 Some(data) => Poll::Ready(Some(Ok(Frame::data(data)))),
-                None => poll_bytes(rest, cx),
+                None => poll_bytes(rest, cx).map_err(Error::from_box),
             },
         }
     }

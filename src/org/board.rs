@@ -108,68 +108,86 @@ impl Slow {
 }
 
 impl Org {
-    /// How loaded it is, lower is better: `(in flight + 1) / (limit × weight)`, then how little quota is left, then a
-    /// penalty for recent failures that halves every five seconds. Without a limiter the bare number of calls stands for
-    /// the first.
+    /// How loaded it is for this handle's [`model_family`](Org::model_family), lower is better: `(in flight + 1) / (limit ×
+    /// weight)`, then how little quota is left, then a penalty for recent failures that halves every five seconds. Without a
+    /// limiter the bare number of calls stands for the first.
     #[must_use]
     pub fn load(&self) -> f64 {
         let busy = self.board.in_flight() as f64 + 1.0;
         let share = f64::from_bits(self.board.share.load(Relaxed));
         // Headroom decides between orgs that are about equally busy.
-        busy / share + 0.1 * (1.0 - self.headroom()) + self.penalty()
+        busy / share + 0.1 * (1.0 - self.board.headroom()) + self.penalty()
     }
 
     /// The least fraction left of any of its quotas, `0.0..=1.0`. It comes back by itself, as fast as the quota does, so
-    /// that an org that was nearly spent and not asked since is not avoided for ever.
+    /// that an org that was nearly spent and not asked since is not avoided for ever. Of a whole org, the least of all its
+    /// families.
     #[must_use]
     pub fn headroom(&self) -> f64 {
-        let board = &self.board;
-        let last = f64::from_bits(board.headroom.load(Relaxed));
-        if last >= 1.0 {
-            return last;
+        match self.whole {
+            false => self.board.headroom(),
+            true => self.boards().iter().map(|board| board.headroom()).fold(1.0, f64::min),
         }
-        let age = Duration::from_nanos(board.since_birth().saturating_sub(board.headroom_at.load(Relaxed)));
-        (last + f64::from_bits(board.headroom_rate.load(Relaxed)) * age.as_secs_f64()).min(1.0)
     }
 
     /// Counts the changes of what the board's rare cells say (limit, hold, out), so that a watcher can tell whether to
     /// look.
     #[must_use]
     pub fn revision(&self) -> u64 {
-        self.board.revision.load(Relaxed)
+        match self.whole {
+            false => self.board.revision.load(Relaxed),
+            true => self.boards().iter().map(|board| board.revision.load(Relaxed)).sum(),
+        }
     }
 
-    /// The time before which it is not to be called, if it is held now.
+    /// The time before which it is not to be called, if it is held now. A whole org is held while every family that has a
+    /// limiter and is not out is held, until the first of these holds ends.
     #[must_use]
     pub fn not_before(&self) -> Option<Instant> {
-        let hold = lock(&self.board.slow).hold?;
-        (hold.until > Instant::now()).then_some(hold.until)
+        self.hold().map(|hold| hold.until)
     }
 
-    /// Whether it admits no calls for now, or at all.
+    fn hold(&self) -> Option<Hold> {
+        let now = Instant::now();
+        if !self.whole {
+            return self.board.hold(now);
+        }
+        let boards = self.boards();
+        let limited = boards.iter().filter(|board| lock(&board.slow).limit.is_some() && !board.is_out.load(Relaxed));
+        let holds: Option<Vec<_>> = limited.map(|board| board.hold(now)).collect();
+        holds?.into_iter().min_by_key(|hold| hold.until)
+    }
+
+    /// Whether it admits no calls for now, or at all: it is [out](Org::is_out), its pool does without it, or it is held until
+    /// [some time](Org::not_before).
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.is_out() || self.is_closed() || self.not_before().is_some()
     }
 
-    /// All that the board says now.
+    /// All that is known now, of this handle's model family or of the whole org: see [`Snapshot`].
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        let (out, standing) = (self.out_reason(), self.standing());
-        let slow = lock(&self.board.slow);
+        let boards = if self.whole { self.boards() } else { vec![self.board.clone()] };
+        let mut history: Vec<_> = boards.iter().flat_map(|board| lock(&board.slow).history.clone()).collect();
+        history.sort_by_key(|change| change.at);
+        history.drain(..history.len().saturating_sub(HISTORY));
+        let limits = boards.iter().filter_map(|board| lock(&board.slow).limit);
+        let weight = lock(&self.board.slow).weight();
         Snapshot {
             name: self.identity.name.clone(),
             family: self.board.family.clone(),
-            standing,
-            in_flight: self.board.in_flight(),
-            waiting: self.board.waiting.load(Relaxed),
-            limit: slow.limit,
-            hold: slow.hold.filter(|hold| hold.until > Instant::now()),
-            history: slow.history.iter().copied().collect(),
-            weight: slow.weight(),
-            quota_told: self.quota_told(),
+            whole: self.whole,
+            standing: self.standing(),
+            in_flight: boards.iter().map(|board| board.in_flight()).sum(),
+            waiting: boards.iter().map(|board| board.waiting.load(Relaxed)).sum(),
+            limit: limits.reduce(LimitCell::and),
+            hold: self.hold(),
+            history,
+            weight,
+            quota_told: boards.iter().any(|board| board.quota_told.load(Relaxed)),
             headroom: self.headroom(),
-            out,
+            out: self.out_reason(),
             organisation: lock(&self.identity.organisation).clone(),
         }
     }
@@ -356,6 +374,19 @@ impl Board {
         u64::try_from(nanos).unwrap_or(u64::MAX)
     }
 
+    fn hold(&self, now: Instant) -> Option<Hold> {
+        lock(&self.slow).hold.filter(|hold| hold.until > now)
+    }
+
+    fn headroom(&self) -> f64 {
+        let last = f64::from_bits(self.headroom.load(Relaxed));
+        if last >= 1.0 {
+            return last;
+        }
+        let age = Duration::from_nanos(self.since_birth().saturating_sub(self.headroom_at.load(Relaxed)));
+        (last + f64::from_bits(self.headroom_rate.load(Relaxed)) * age.as_secs_f64()).min(1.0)
+    }
+
     /// Without a limiter the balancers' count stands for its.
     fn in_flight(&self) -> usize {
         self.in_flight.load(Relaxed).max(self.bound.load(Relaxed))
@@ -436,8 +467,8 @@ mod tests {
     #[test]
     fn a_change_says_what_and_why() {
         let change = Change::new(Instant::now(), 25.0, 20.0, Why::Refused);
-        assert_eq!(change.to_string(), "25.0 to 20.0 slots: 429 without a hint");
+        assert_eq!(change.to_string(), "25.0 to 20.0 slots: refused without a hint");
         let change = Change::new(Instant::now(), 10.0, 9.7, Why::PaceRefused);
-        assert_eq!(change.to_string(), "10.0 to 9.7 calls/s: 429 at this pace");
+        assert_eq!(change.to_string(), "10.0 to 9.7 calls/s: refused at this pace");
     }
 }

@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use http::{HeaderValue, Uri};
+use serde::de::{Deserialize, Deserializer, Error};
 
 /// A secret that no formatting prints.
 #[derive(Clone, PartialEq, Eq)]
@@ -38,7 +39,8 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// Which provider's API an org speaks: how the key travels and what the bodies look like.
+/// Which provider's API an org speaks: how the key travels and what the bodies look like. In a file it stands by its
+/// [`name`](Dialect::name).
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Dialect {
@@ -66,5 +68,14 @@ impl Dialect {
             Dialect::Anthropic => "https://api.anthropic.com",
             Dialect::OpenAi => "https://api.openai.com",
         })
+    }
+}
+
+impl<'de> Deserialize<'de> for Dialect {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let all = [Dialect::Anthropic, Dialect::OpenAi];
+        let named = all.into_iter().find(|dialect| dialect.name() == name);
+        named.ok_or_else(|| Error::unknown_variant(&name, &["anthropic", "openai"]))
     }
 }

@@ -2,16 +2,25 @@
 //!
 //! The board has one cell a layer (limit, hold, quota, identity, out), written by that layer and read by the balancer, by
 //! whoever watches, and by you. Quota, limit and hold are kept per org *and* model [`Family`], because that is how
-//! providers count: [`Org::family`] gives the same org's handle for another family, with a board of its own.
+//! providers count: [`Org::family`] gives the same org's handle for one family, with a board of its own. The handle that
+//! [`Org::new`] made is read for the whole org, all families together.
 //!
 //! ```
-//! use tower_quota::org::{Credential, Family, Org};
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use tower::{Layer, ServiceExt, service_fn};
+//! use tower_quota::{aimd::AimdLimitLayer, org::{Credential, Family, Org}};
 //!
 //! let org = Org::new("research").credential(Credential::new("sk-secret"));
 //! assert_eq!(format!("{:?}", org.key()), "Some(Credential(***))", "no formatting prints a key");
+//!
 //! let haiku = org.family(&Family::of_model("claude-haiku-4-5"));
-//! assert_eq!(haiku.name(), "research");
-//! assert_eq!(haiku.snapshot().in_flight, 0);
+//! let mut client = AimdLimitLayer::new(&haiku).layer(service_fn(async |_: http::Request<String>| {
+//!     Ok::<_, std::io::Error>(http::Response::new(String::new()))
+//! }));
+//! client.ready().await?; // a slot is reserved
+//! let sonnet = org.family(&Family::of_model("claude-sonnet-4-5"));
+//! assert_eq!([&haiku, &sonnet, &org].map(|org| org.snapshot().in_flight), [1, 0, 1]);
+//! # Ok(()) }
 //! ```
 
 mod board;
@@ -55,11 +64,18 @@ struct Identity {
     families: Mutex<BTreeMap<Family, Arc<Board>>>,
 }
 
-/// A handle to an org, for one model family. Cheap to clone; all clones show the same board.
+/// A handle to an org: to the whole of it, as made by [`new`](Org::new) and the building steps, or to one model family of it,
+/// as made by [`family`](Org::family). Cheap to clone; all clones show the same.
+///
+/// A handle to the whole *reads* all families together: [`snapshot`](Org::snapshot), [`is_held`](Org::is_held),
+/// [`not_before`](Org::not_before), [`headroom`](Org::headroom), [`is_out`](Org::is_out). What is made for it (a limiter, a
+/// quota) and what is done to one family through it counts for the family of requests that name none.
 #[derive(Clone)]
 pub struct Org {
     identity: Arc<Identity>,
     board: Arc<Board>,
+    /// It is read for all families.
+    whole: bool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -88,7 +104,7 @@ impl Org {
     fn with(identity: Identity) -> Self {
         let board = Board::new(Family::default(), false, *lock(&identity.tuning));
         lock(&identity.families).insert(Family::default(), board.clone());
-        Org { identity: Arc::new(identity), board }
+        Org { identity: Arc::new(identity), board, whole: true }
     }
 
     /// Before an org is shared its parts may be set; a clone made earlier keeps the old ones and is another org.
@@ -168,27 +184,32 @@ impl Org {
         self.identity.cap
     }
 
-    /// The model family of this handle.
+    /// The model family of this handle; of one to the whole org, the family of requests that name none.
     #[must_use]
     pub fn model_family(&self) -> &Family {
         &self.board.family
     }
 
-    /// The same org for another model family, with that family's board.
+    /// The same org for one model family, with that family's board.
     #[must_use]
     pub fn family(&self, family: &Family) -> Org {
         let mut families = lock(&self.identity.families);
         let out = lock(&self.identity.out).is_some();
         let tuning = *lock(&self.identity.tuning);
         let board = families.entry(family.clone()).or_insert_with(|| Board::new(family.clone(), out, tuning)).clone();
-        Org { identity: self.identity.clone(), board }
+        Org { identity: self.identity.clone(), board, whole: false }
     }
 
     /// The handles of all families that were asked for so far.
     #[must_use]
     pub fn families(&self) -> Vec<Org> {
-        let families = lock(&self.identity.families);
-        families.values().map(|board| Org { identity: self.identity.clone(), board: board.clone() }).collect()
+        let of = |board| Org { identity: self.identity.clone(), board, whole: false };
+        self.boards().into_iter().map(of).collect()
+    }
+
+    /// The boards of all families.
+    fn boards(&self) -> Vec<Arc<Board>> {
+        lock(&self.identity.families).values().cloned().collect()
     }
 
     /// Whether both handles show the same board.

@@ -43,9 +43,9 @@ pub enum HoldReason {
 impl fmt::Display for HoldReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            HoldReason::Hint => "429 with a hint",
-            HoldReason::Backoff => "429 without a hint",
-            HoldReason::Parked => "429 with a hint beyond the ceiling",
+            HoldReason::Hint => "refused with a hint",
+            HoldReason::Backoff => "refused without a hint",
+            HoldReason::Parked => "refused with a hint beyond the ceiling",
         })
     }
 }
@@ -92,9 +92,9 @@ pub struct LimitCell {
 pub enum Why {
     /// Full, clean windows: consecutive ones are one change.
     Grown,
-    /// A 429 without a hint.
+    /// A refusal (of HTTP, a 429) without a hint.
     Refused,
-    /// A 429 with a hint.
+    /// A refusal with a hint.
     Held,
     /// More refusals of the burst that the last change was for: it came nearer to what had fitted.
     Refined,
@@ -104,7 +104,7 @@ pub enum Why {
     PaceBegan,
     /// A pace was kept for a while without a refusal: consecutive ones are one change.
     PaceGrown,
-    /// A 429 though paced.
+    /// A refusal though paced.
     PaceRefused,
     /// Starts no longer waited for the pace: slots limit alone.
     PaceEnded,
@@ -126,13 +126,13 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Why::Grown => "full and clean",
-            Why::Refused => "429 without a hint",
-            Why::Held => "429 with a hint",
+            Why::Refused => "refused without a hint",
+            Why::Held => "refused with a hint",
             Why::Refined => "more of the same burst refused",
-            Why::RefusedAgain => "429 again, nothing answered since",
-            Why::PaceBegan => "429 with almost nothing in flight: the rate is limited",
-            Why::PaceGrown => "pace kept without a 429",
-            Why::PaceRefused => "429 at this pace",
+            Why::RefusedAgain => "refused again, nothing answered since",
+            Why::PaceBegan => "refused with almost nothing in flight: the rate is limited",
+            Why::PaceGrown => "pace kept without a refusal",
+            Why::PaceRefused => "refused at this pace",
             Why::PaceEnded => "pace no longer binds",
             Why::PaceFutile => "slower calls were refused as often",
             Why::Retuned => "retuned",
@@ -167,29 +167,51 @@ impl fmt::Display for Change {
     }
 }
 
-/// All that a board says at one moment.
+impl LimitCell {
+    /// Both limits together.
+    pub(super) fn and(self, other: LimitCell) -> LimitCell {
+        LimitCell {
+            limit: self.limit + other.limit,
+            cap: self.cap.saturating_add(other.cap),
+            floor: self.floor.saturating_add(other.floor),
+            ceiling: self.ceiling.max(other.ceiling),
+            epoch: self.epoch + other.epoch,
+            throttled: self.throttled + other.throttled,
+            pace: self.pace.zip(other.pace).map(|(one, other)| one + other),
+        }
+    }
+}
+
+/// All that is known of an org at one moment: of one model family, or of the whole org, as the handle is that was asked.
+///
+/// Of a whole org, what is counted is summed over its families: calls in flight and waiting, the limit with its cap and floor.
+/// [`Org::families`](super::Org::families) gives the handles to look at each.
 #[non_exhaustive]
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// The org's name.
     pub name: Arc<str>,
-    /// The model family.
+    /// The model family; of a whole org [`Family::default`], which reads `any`.
     pub family: Family,
+    /// Whether it speaks of the whole org, all families together.
+    pub whole: bool,
     /// Whether it takes new calls, as whoever runs its pool has it: the same for all families.
     pub standing: Standing,
     /// Calls in flight, reservations included.
     pub in_flight: usize,
     /// Services that wait for one of its slots.
     pub waiting: usize,
-    /// The limiter's cell; `None` where no limiter writes this board.
+    /// The limiter's cell; `None` where there is no limiter. Of a whole org the sums, the longest ceiling, and a pace only if
+    /// every family has one.
     pub limit: Option<LimitCell>,
-    /// The hold, if one is open.
+    /// The hold, if one is open; of a whole org the first to end, if every family with a limiter is held.
     pub hold: Option<Hold>,
-    /// The last 32 changes of limit and pace, oldest first.
+    /// The last 32 changes of limit and pace, oldest first; of a whole org each is of one of its families.
     pub history: Vec<Change>,
-    /// How much of the load it attracts, against the others' weights: [`Tuning::weight`](super::Tuning::weight).
+    /// How much of the load it attracts, against the others' weights: [`Tuning::weight`](super::Tuning::weight). What was
+    /// [tuned for one family](super::Org::retune_family) is not in that of the whole org.
     pub weight: f64,
-    /// Whether the provider's answers tell its quota; where they do not, the limiter has to find out.
+    /// Whether the provider's answers tell its quota (of a whole org: any); where they do not, the limiter has to find out.
     pub quota_told: bool,
     /// The least fraction left of any of its quotas, `0.0..=1.0`; 1 where nothing is known.
     pub headroom: f64,

@@ -114,10 +114,11 @@ impl Org {
         }
     }
 
-    /// Whether it is out, for this family or as a whole.
+    /// Whether it is out: for this handle's model family, or as a whole. A whole org is out when all its families are, that of
+    /// requests that name none included.
     #[must_use]
     pub fn is_out(&self) -> bool {
-        self.board.is_out.load(Relaxed)
+        self.board.is_out.load(Relaxed) && (!self.whole || self.boards().iter().all(|board| board.is_out.load(Relaxed)))
     }
 
     /// Why it is out, if it is.

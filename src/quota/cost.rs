@@ -22,6 +22,12 @@ impl Cost {
 }
 
 /// Estimates a call's cost from its request.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not tell what a `{Req}` will cost",
+    label = "is no `Estimate<{Req}>`",
+    note = "`ByBytes`, the default, takes an `http::Request` whose body is an `http_body::Body`",
+    note = "for others hand a type that implements `Estimate<{Req}>` to the layer: `.estimate(…)`"
+)]
 pub trait Estimate<Req>: Clone {
     /// The cost of `request`. Called once per attempt, on the caller's task; must not block.
     fn cost(&self, request: &Req) -> Cost;

@@ -136,7 +136,7 @@ pub(super) fn in_one_line(error: &(dyn StdError + 'static)) -> String {
 }
 
 /// Rounded as one would say it.
-fn spoken(span: Duration) -> humantime::FormattedDuration {
+pub(super) fn spoken(span: Duration) -> humantime::FormattedDuration {
     let rounded = if span < Duration::from_secs(1) {
         Duration::from_millis(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
     } else {

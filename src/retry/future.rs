@@ -133,7 +133,7 @@ where
             }
         };
         let cause = Cause { class: outcome.class, status, org, message };
-        tracing::debug!(class = %cause.class, org = cause.org.as_deref(), ?verdict, calls = trouble.purses.wire_calls, "no answer yet");
+        tracing::debug!(class = %cause.class, org = cause.org.as_deref(), next = verdict.in_words(now), calls = trouble.purses.wire_calls, "no answer yet");
         if trouble.first.is_none() {
             trouble.first = Some(cause.clone());
         }

@@ -84,7 +84,7 @@ impl Default for RateLimitRetryBuilder {
 impl<C> RateLimitRetryBuilder<C> {
     /// Who says what an answer means. Default: [`Stamped`]; in a foreign stack [`ByStatus`](crate::outcome::ByStatus), or
     /// your own.
-    pub fn classifier<D>(self, classifier: D) -> RateLimitRetryBuilder<D> {
+    pub fn classify<D>(self, classifier: D) -> RateLimitRetryBuilder<D> {
         let RateLimitRetryBuilder { classifier: _, policy, ratio, per_second, seed } = self;
         RateLimitRetryBuilder { classifier, policy, ratio, per_second, seed }
     }

@@ -39,7 +39,7 @@
 //!     Ok::<_, Infallible>(Response::builder().status(429).header("retry-after-ms", "5").body(()).unwrap())
 //! });
 //! let layer = RateLimitRetryLayer::builder()
-//!     .classifier(ByStatus)
+//!     .classify(ByStatus)
 //!     .backoff_base(Duration::from_millis(1))
 //!     .patience(Duration::from_millis(50))
 //!     .build()?;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use tokio::time::Instant;
 
-use super::policy::Policy;
+use super::{error::spoken, policy::Policy};
 use crate::outcome::{Class, Purse};
 
 /// How many answers of each class.
@@ -71,6 +71,20 @@ pub(crate) enum Verdict {
     Wait { until: Instant, pays: bool },
     /// No more.
     GiveUp(Exhaustion),
+}
+
+impl Verdict {
+    /// What follows, for the log.
+    pub(crate) fn in_words(self, now: Instant) -> String {
+        match self {
+            Verdict::Return => "returned".to_owned(),
+            Verdict::AtOnce => "again at once".to_owned(),
+            Verdict::Wait { until, .. } => format!("again in {}", spoken(until.saturating_duration_since(now))),
+            Verdict::GiveUp(Exhaustion::Attempts) => "given up: no attempt left".to_owned(),
+            Verdict::GiveUp(Exhaustion::Patience) => "given up: out of patience".to_owned(),
+            Verdict::GiveUp(Exhaustion::Calls) => "given up: no call left".to_owned(),
+        }
+    }
 }
 
 /// The state of one request.
@@ -177,6 +191,15 @@ mod tests {
                 assert_eq!(verdict, expected, "{class}, held below: {held_below}");
             }
         }
+    }
+
+    #[test]
+    fn the_log_says_how_long_not_until_when() {
+        let now = Instant::now();
+        let wait = |millis| Verdict::Wait { until: now + Duration::from_millis(millis), pays: true }.in_words(now);
+        assert_eq!((wait(503), wait(7_900)), ("again in 503ms".to_owned(), "again in 7s".to_owned()));
+        assert_eq!(Verdict::AtOnce.in_words(now), "again at once");
+        assert_eq!(Verdict::GiveUp(Exhaustion::Attempts).in_words(now), "given up: no attempt left");
     }
 
     #[test]

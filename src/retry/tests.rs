@@ -26,7 +26,7 @@ use crate::{
 fn layer(
     build: impl FnOnce(RateLimitRetryBuilder<ByStatus>) -> RateLimitRetryBuilder<ByStatus>,
 ) -> RateLimitRetryLayer<ByStatus> {
-    build(RateLimitRetryLayer::builder().classifier(ByStatus).seed(1)).build().unwrap()
+    build(RateLimitRetryLayer::builder().classify(ByStatus).seed(1)).build().unwrap()
 }
 
 fn tokens<C>(layer: &RateLimitRetryLayer<C>) -> usize {

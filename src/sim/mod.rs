@@ -1,7 +1,7 @@
 //! A simulated provider of a language-model API: several organisations with their quotas, headers and faults.
 //!
 //! It is there to be called instead of the real one, and to say afterwards what really happened ([`Truth`]). It shares
-//! nothing with the rest of the crate, so that it can contradict it.
+//! no law with the rest of the crate, so that it can contradict it: only the name of the [`Dialect`] that both speak.
 //!
 //! - [`Sim::service`] is a tower `Service` in tokio's time: under a paused clock hours pass in milliseconds.
 //! - [`Sim::serve`] is an HTTP/1.1 server on loopback.
@@ -86,9 +86,9 @@ mod service;
 mod truth;
 mod wire;
 
-pub use model::{
-    Chance, Change, Config, ConfigError, Cost, Dialect, Headers, Key, Latency, OrgConfig, RetryAfter, Step,
-};
+pub use model::{Chance, Change, Config, ConfigError, Cost, Headers, Key, Latency, OrgConfig, RetryAfter, Step};
 pub use server::Server;
 pub use service::{Sim, SimBody, SimError, SimFuture, SimService};
 pub use truth::{BIN, Bin, OrgTruth, Truth};
+
+pub use crate::org::Dialect;

@@ -7,18 +7,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::truth::Ledger;
-
-/// Which provider's headers and bodies are spoken.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum Dialect {
-    /// `x-api-key`, `anthropic-ratelimit-*`, `/v1/messages`.
-    #[default]
-    Anthropic,
-    /// `authorization: Bearer`, `x-ratelimit-*`, `/v1/chat/completions` and `/v1/embeddings`.
-    OpenAi,
-}
+use crate::org::Dialect;
 
 /// Which quota headers are sent. The org's id, the request id and the date are sent in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::pin;
 use std::time::Duration;
 
-use http::{Method, Request};
+use http::{Method, Request, Uri};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -14,10 +14,10 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tower_service::Service as _;
 
-use super::model::Dialect;
 use super::service::Sim;
 use super::truth::Truth;
 use super::wire::Failure;
+use crate::org::Dialect;
 
 /// Connections that wait to be accepted; a client may open many at once.
 const BACKLOG: u32 = 4096;
@@ -59,9 +59,9 @@ impl Server {
         self.addr
     }
 
-    /// `http://127.0.0.1:<port>`, without a slash at the end.
-    pub fn base_url(&self) -> String {
-        format!("http://{}", self.addr)
+    /// `http://127.0.0.1:<port>`, as an org's base URL.
+    pub fn base_url(&self) -> Uri {
+        Uri::try_from(format!("http://{}", self.addr)).expect("an address is an authority")
     }
 
     /// What has happened up to now.

@@ -66,7 +66,7 @@ async fn serve_one_a_second(place: &str, waiters: u32) -> Vec<Instant> {
         "the budget" => {
             // One token, and one more a second; each request needs one.
             let retry = RateLimitRetryLayer::builder()
-                .classifier(ByStatus)
+                .classify(ByStatus)
                 .backoff_base(MS)
                 .retry_ratio(0.0)
                 .min_retries_per_second(1.0)
@@ -239,7 +239,7 @@ async fn b149_the_retry_budget_refills_with_time() {
         (10.0, 150, 5.0),
     ] {
         let retry = RateLimitRetryLayer::builder()
-            .classifier(ByStatus)
+            .classify(ByStatus)
             .backoff_base(MS)
             .retry_ratio(0.0)
             .min_retries_per_second(per_second)
