@@ -19,19 +19,50 @@ pub(crate) trait Admission: Send + 'static {
     /// Lets one pass, if one may.
     fn admit(&mut self, now: Instant) -> Option<Self::Grant>;
 
+    /// Whether [`admit`](Admission::admit) would do something else at a later time than `seen`. Where it would not, the clock
+    /// is not read.
+    fn admits_by_time(&self, _seen: Instant) -> bool {
+        true
+    }
+
     /// How many could pass now.
     fn free(&self, now: Instant) -> usize;
 
     /// When time alone lets the next one pass; `None` when only a change of state can. Asked when nothing is free.
     fn opens_at(&self, now: Instant) -> Option<Instant>;
 
+    /// Whether [`free`](Admission::free) and [`opens_at`](Admission::opens_at) would say something else at a later time than
+    /// `seen`.
+    fn opens_by_time(&self, _seen: Instant) -> bool {
+        true
+    }
+
     /// How many wait, told after every change.
     fn waiting(&mut self, waiters: usize);
+}
+
+/// The clock, and when it was last read: reading it is dear beside all else that a gate does.
+pub(crate) struct Clock {
+    seen: Instant,
+}
+
+impl Clock {
+    /// The time now.
+    pub(crate) fn read(&mut self) -> Instant {
+        self.seen = Instant::now();
+        self.seen
+    }
+
+    /// The time now if it matters, else when it was last read.
+    fn read_if(&mut self, matters: bool) -> Instant {
+        if matters { self.read() } else { self.seen }
+    }
 }
 
 struct State<A> {
     law: A,
     line: Line,
+    clock: Clock,
     alarm: Alarm,
 }
 
@@ -45,6 +76,7 @@ impl<A: Admission> Gate<A> {
             state: Mutex::new(State {
                 law,
                 line: Line::default(),
+                clock: Clock { seen: Instant::now() },
                 alarm: Alarm { armed: None, waker: Waker::from(Arc::new(Bell(gate.clone()))) },
             }),
         })
@@ -56,51 +88,58 @@ impl<A: Admission> Gate<A> {
     }
 
     /// Passes, or waits in line. `place` is the caller's place; it is given up on passing and on drop.
+    ///
+    /// Whoever was called may pass, and so may the first where nobody is. A newcomer passes by those who wait only where
+    /// more is free than there are of them: then nobody is kept from anything by it, and a line that is no longer needed
+    /// dissolves instead of being joined by everyone who comes.
     pub(crate) fn poll_pass(self: &Arc<Self>, cx: &mut Context<'_>, place: &mut Place<A>) -> Poll<A::Grant> {
-        // Dropped last, under no lock.
-        let _old_waker;
-        let mut state = self.lock();
-        let now = Instant::now();
-        let granted = if state.line.may_try(place.ticket) { state.law.admit(now) } else { None };
-        match &granted {
-            Some(_) => {
-                _old_waker = place.ticket.take().and_then(|ticket| {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if let Some(grant) = state.pass(place.ticket) {
+            let (mut old_waker, mut calls) = (None, Calls::default());
+            if !state.line.is_empty() {
+                if let Some(ticket) = place.ticket.take() {
                     place.gate = None;
-                    let (_, waker) = state.line.leave(ticket);
+                    (_, old_waker) = state.line.leave(ticket);
                     state.count();
-                    waker
-                });
-            }
-            None => {
-                if place.ticket.is_none() {
-                    place.gate = Some(self.clone());
                 }
-                _old_waker = state.line.wait(&mut place.ticket, 0, cx.waker());
-                state.count();
+                calls = state.announce(0);
             }
+            drop(guard);
+            drop(old_waker);
+            calls.wake();
+            return Poll::Ready(grant);
         }
-        if granted.is_none() {
-            // Whoever waits is polled in a runtime that runs; the one that kept the time so far may not run any more.
-            state.alarm.armed = None;
+        if place.ticket.is_none() {
+            place.gate = Some(self.clone());
         }
+        let old_waker = state.line.wait(&mut place.ticket, 0, cx.waker());
+        state.count();
+        // Whoever waits is polled in a runtime that runs; the one that kept the time so far may not run any more.
+        state.alarm.armed = None;
         // Somebody before us may have been called and not come: whoever has to wait passes the call on.
-        let calls = state.announce(now, usize::from(granted.is_none()));
-        drop(state);
+        let calls = state.announce(1);
+        drop(guard);
+        drop(old_waker);
         calls.wake();
-        match granted {
-            Some(grant) => Poll::Ready(grant),
-            None => Poll::Pending,
-        }
+        Poll::Pending
     }
 
     /// Changes the state; then those are called who can pass now, or the alarm is set for when the next can.
     pub(crate) fn update<T>(&self, change: impl FnOnce(&mut A, Instant) -> T) -> T {
-        let mut state = self.lock();
-        let now = Instant::now();
-        let value = change(&mut state.law, now);
-        let calls = state.announce(now, 0);
-        drop(state);
-        calls.wake();
+        self.update_by(|law, clock| change(law, clock.read()))
+    }
+
+    /// The same for a change that may need no time.
+    pub(crate) fn update_by<T>(&self, change: impl FnOnce(&mut A, &mut Clock) -> T) -> T {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let value = change(&mut state.law, &mut state.clock);
+        if !state.line.is_empty() {
+            let calls = state.announce(0);
+            drop(guard);
+            calls.wake();
+        }
         value
     }
 
@@ -113,7 +152,7 @@ impl<A: Admission> Gate<A> {
         let mut state = self.lock();
         let (was_called, waker) = state.line.leave(ticket);
         state.count();
-        let calls = if was_called { state.announce(Instant::now(), 0) } else { Calls::default() };
+        let calls = if was_called { state.announce(0) } else { Calls::default() };
         drop(state);
         drop(waker);
         calls.wake();
@@ -121,17 +160,32 @@ impl<A: Admission> Gate<A> {
 }
 
 impl<A: Admission> State<A> {
+    /// Lets whoever has this ticket, or none, pass if it may.
+    fn pass(&mut self, ticket: Option<Ticket>) -> Option<A::Grant> {
+        let by_itself = ticket.is_none() && !self.line.is_empty() && self.free() > self.line.len();
+        if !by_itself && !self.line.may_try(ticket) {
+            return None;
+        }
+        let now = self.clock.read_if(self.law.admits_by_time(self.clock.seen));
+        self.law.admit(now)
+    }
+
+    fn free(&mut self) -> usize {
+        let now = self.clock.read_if(self.law.opens_by_time(self.clock.seen));
+        self.law.free(now)
+    }
+
     fn count(&mut self) {
         self.law.waiting(self.line.len());
     }
 
     /// Calls those who can pass, or sets the alarm.
-    fn announce(&mut self, now: Instant, at_least: usize) -> Calls {
-        if self.line.is_empty() {
+    fn announce(&mut self, at_least: usize) -> Calls {
+        if !self.line.has_uncalled() {
             return Calls::default();
         }
-        match self.law.free(now) {
-            0 => match self.law.opens_at(now) {
+        match self.free() {
+            0 => match self.law.opens_at(self.clock.seen) {
                 Some(at) if self.alarm.set(at) => self.line.call(1),
                 _ => Calls::default(),
             },
@@ -199,7 +253,8 @@ impl<A: Admission> Wake for Bell<A> {
         let Some(gate) = self.0.upgrade() else { return };
         let mut state = gate.lock();
         state.alarm.armed = None;
-        let calls = match state.law.free(Instant::now()) {
+        let now = state.clock.read();
+        let calls = match state.law.free(now) {
             // It rang early: the runtime that kept the time is ending. Whoever still waits lives in another and sets it there.
             0 => {
                 let all = state.line.len();
@@ -319,6 +374,61 @@ mod tests {
         assert_pending!(poll(&gate, &mut newcomer));
         assert!(newcomer.is_woken());
         assert_ready!(poll(&gate, &mut newcomer));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_newcomer_passes_by_a_line_that_all_of_which_could_pass_too() {
+        let gate = gate(0, 0);
+        let mut waiters: Vec<_> = (0..2).map(|_| waiter()).collect();
+        for waiter in &mut waiters {
+            assert_pending!(poll(&gate, waiter));
+        }
+        gate.update(|law, _| law.tokens = 4);
+        let (mut first, mut second, mut third) = (waiter(), waiter(), waiter());
+        assert_ready!(poll(&gate, &mut first));
+        assert_ready!(poll(&gate, &mut second));
+        assert_pending!(poll(&gate, &mut third));
+        assert_eq!(gate.read(|law| law.tokens), 2, "what is left is theirs");
+        for waiter in &mut waiters {
+            assert_ready!(poll(&gate, waiter));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_clock_is_read_only_where_it_matters() {
+        /// Counts on its fingers whatever the time is.
+        struct Timeless(usize, Option<Instant>);
+        impl Admission for Timeless {
+            type Grant = Instant;
+            fn admit(&mut self, now: Instant) -> Option<Instant> {
+                self.0 = self.0.checked_sub(1)?;
+                Some(now)
+            }
+            fn admits_by_time(&self, seen: Instant) -> bool {
+                self.opens_by_time(seen)
+            }
+            fn free(&self, now: Instant) -> usize {
+                if self.1.is_some_and(|from| now < from) { 0 } else { self.0 }
+            }
+            fn opens_at(&self, now: Instant) -> Option<Instant> {
+                self.1.filter(|from| now < *from)
+            }
+            fn opens_by_time(&self, seen: Instant) -> bool {
+                self.1.is_some_and(|from| seen < from)
+            }
+            fn waiting(&mut self, _: usize) {}
+        }
+        impl Unpin for Place<Timeless> {}
+        let start = Instant::now();
+        let gate = Gate::new(Timeless(3, None));
+        let mut pass = task::spawn(Place::new());
+        let mut pass = || pass.enter(|cx, mut place| gate.poll_pass(cx, &mut place));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(assert_ready!(pass()), start, "as it was when last read");
+        gate.update_by(|law, _| law.1 = Some(start + Duration::from_secs(2)));
+        assert_eq!(assert_ready!(pass()), start + Duration::from_secs(1));
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert_eq!(assert_ready!(pass()), start + Duration::from_secs(6));
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,69 +3,127 @@
 //! A waiter is *called* (its waker is woken) when there may be something for it, and claims when it is polled; nothing is
 //! ever assigned to a waiter that might not come. A waiter that was called and is not polled keeps its place, but the next
 //! event goes to the first one not yet called. The line holds no lock: it lives inside its owner's.
+//!
+//! Whoever comes is nearly always the youngest, and whoever was called and waits again is among the oldest. So those who
+//! wait are a linked list in a slab, searched from both ends, and waiting allocates nothing once the line has been so long
+//! before. Where a place is far from either end (somebody old comes back into the midst of many like it), a tree keeps
+//! it: no order of arrivals makes a wait dearer than the logarithm of the line.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    task::Waker,
-};
+use std::{collections::BTreeMap, task::Waker};
 
-/// A place in a line: by age, then by arrival.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Ticket {
-    age: u64,
-    number: u64,
-}
+/// How far from either end of the list a place is looked for.
+const NEAR: usize = 8;
+/// No spot.
+const NONE: usize = usize::MAX;
+
+/// A place in a line, until it is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket(usize);
 
 /// The wakers to wake once the owner's lock is released.
 #[must_use = "a call that is not woken is lost"]
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
-    // Most events call two: no allocation for those.
-    few: [Option<Waker>; 2],
+    // Most events call nobody, one or two: no allocation for those.
+    first: Option<Waker>,
+    second: Option<Waker>,
     more: Vec<Waker>,
 }
 
 impl Calls {
     fn push(&mut self, waker: Waker) {
-        match self.few.iter_mut().find(|slot| slot.is_none()) {
-            Some(slot) => *slot = Some(waker),
-            None => self.more.push(waker),
+        if self.first.is_none() {
+            self.first = Some(waker);
+        } else if self.second.is_none() {
+            self.second = Some(waker);
+        } else {
+            self.more.push(waker);
         }
     }
 
     /// Wakes them, oldest first. Never under a lock.
+    #[inline]
     pub(crate) fn wake(self) {
-        for waker in self.few.into_iter().flatten().chain(self.more) {
-            waker.wake();
-        }
+        let Some(first) = self.first else { return };
+        first.wake();
+        let Some(second) = self.second else { return };
+        second.wake();
+        self.more.into_iter().for_each(Waker::wake);
     }
 }
 
-#[derive(Debug, Default)]
+/// Older is less: by age, then by arrival.
+type Rank = (u64, u64);
+
+#[derive(Debug)]
+struct Spot {
+    rank: Rank,
+    /// None once it was called.
+    waker: Option<Waker>,
+    stand: Stand,
+    /// Its neighbours in the list; of a free one, the next free one is after it.
+    before: usize,
+    after: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stand {
+    Free,
+    /// Waits, in the list.
+    Listed,
+    /// Waits, in the tree.
+    Strayed,
+    Called,
+}
+
+#[derive(Debug)]
 pub(crate) struct Line {
-    waiting: BTreeMap<Ticket, Waker>,
-    called: BTreeSet<Ticket>,
+    spots: Vec<Spot>,
+    free: usize,
+    first: usize,
+    last: usize,
+    strays: BTreeMap<Rank, usize>,
+    len: usize,
+    called: usize,
     arrivals: u64,
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Line {
+            spots: vec![],
+            free: NONE,
+            first: NONE,
+            last: NONE,
+            strays: BTreeMap::new(),
+            len: 0,
+            called: 0,
+            arrivals: 0,
+        }
+    }
 }
 
 impl Line {
     /// How many wait, called or not.
     pub(crate) fn len(&self) -> usize {
-        self.waiting.len() + self.called.len()
+        self.len
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.called.is_empty()
+        self.len == 0
+    }
+
+    /// Whether there is somebody who has not been called.
+    pub(crate) fn has_uncalled(&self) -> bool {
+        self.called < self.len
     }
 
     /// Whether whoever is polled now may try to claim: it was called, or nobody is before it.
     pub(crate) fn may_try(&self, ticket: Option<Ticket>) -> bool {
         match ticket {
             None => self.is_empty(),
-            Some(ticket) => {
-                self.called.contains(&ticket)
-                    || (self.called.is_empty()
-                        && self.waiting.first_key_value().map(|(first, _)| *first) == Some(ticket))
+            Some(Ticket(at)) => {
+                self.spots[at].stand == Stand::Called || (self.called == 0 && self.oldest() == Some(at))
             }
         }
     }
@@ -74,35 +132,62 @@ impl Line {
     /// that is replaced: its drop is somebody else's code too, so it is not for under the owner's lock.
     #[must_use = "dropped under no lock"]
     pub(crate) fn wait(&mut self, ticket: &mut Option<Ticket>, age: u64, waker: &Waker) -> Option<Waker> {
-        let ticket = *ticket.get_or_insert_with(|| {
+        let Some(Ticket(at)) = *ticket else {
             self.arrivals += 1;
-            Ticket { age, number: self.arrivals }
-        });
-        self.called.remove(&ticket);
-        match self.waiting.get_mut(&ticket) {
+            let spot = Spot {
+                rank: (age, self.arrivals),
+                waker: Some(waker.clone()),
+                stand: Stand::Free,
+                before: NONE,
+                after: NONE,
+            };
+            let at = self.seat(spot);
+            *ticket = Some(Ticket(at));
+            self.enqueue(at);
+            return None;
+        };
+        let spot = &mut self.spots[at];
+        match &mut spot.waker {
             Some(old) if old.will_wake(waker) => None,
             Some(old) => Some(std::mem::replace(old, waker.clone())),
-            None => self.waiting.insert(ticket, waker.clone()),
+            None => {
+                debug_assert_eq!(spot.stand, Stand::Called);
+                spot.waker = Some(waker.clone());
+                self.called -= 1;
+                self.enqueue(at);
+                None
+            }
         }
     }
 
     /// Gives the place up; true if it had been called, so that the call must go on to somebody else. The waker is for dropping
     /// under no lock.
-    pub(crate) fn leave(&mut self, ticket: Ticket) -> (bool, Option<Waker>) {
-        (self.called.remove(&ticket), self.waiting.remove(&ticket))
+    pub(crate) fn leave(&mut self, Ticket(at): Ticket) -> (bool, Option<Waker>) {
+        let was_called = self.spots[at].stand == Stand::Called;
+        if was_called {
+            self.called -= 1;
+        } else {
+            self.dequeue(at);
+        }
+        let spot = &mut self.spots[at];
+        spot.stand = Stand::Free;
+        spot.after = self.free;
+        let waker = spot.waker.take();
+        self.free = at;
+        self.len -= 1;
+        (was_called, waker)
     }
 
     /// Calls the next `n` not yet called.
     pub(crate) fn call(&mut self, n: usize) -> Calls {
         let mut calls = Calls::default();
         for _ in 0..n {
-            match self.waiting.pop_first() {
-                Some((ticket, waker)) => {
-                    self.called.insert(ticket);
-                    calls.push(waker);
-                }
-                None => break,
-            }
+            let Some(at) = self.oldest() else { break };
+            self.dequeue(at);
+            let spot = &mut self.spots[at];
+            spot.stand = Stand::Called;
+            self.called += 1;
+            calls.push(spot.waker.take().expect("whoever waits has a waker"));
         }
         calls
     }
@@ -113,13 +198,81 @@ impl Line {
         if free == 0 {
             return Calls::default();
         }
-        self.call(free.saturating_add(1).saturating_sub(self.called.len()).max(at_least))
+        self.call(free.saturating_add(1).saturating_sub(self.called).max(at_least))
+    }
+
+    /// The oldest who has not been called.
+    fn oldest(&self) -> Option<usize> {
+        let listed = (self.first != NONE).then_some(self.first);
+        let Some((rank, stray)) = self.strays.first_key_value() else { return listed };
+        match listed {
+            Some(at) if self.spots[at].rank < *rank => Some(at),
+            _ => Some(*stray),
+        }
+    }
+
+    /// Puts a spot into the slab.
+    fn seat(&mut self, spot: Spot) -> usize {
+        self.len += 1;
+        let at = self.free;
+        if at == NONE {
+            self.spots.push(spot);
+            return self.spots.len() - 1;
+        }
+        self.free = self.spots[at].after;
+        self.spots[at] = spot;
+        at
+    }
+
+    /// Lets a spot wait where its rank says.
+    fn enqueue(&mut self, at: usize) {
+        let rank = self.spots[at].rank;
+        let (mut front, mut back) = (self.first, self.last);
+        for _ in 0..NEAR {
+            if back == NONE || self.spots[back].rank < rank {
+                let after = if back == NONE { self.first } else { self.spots[back].after };
+                return self.link(back, at, after);
+            }
+            if self.spots[front].rank > rank {
+                return self.link(self.spots[front].before, at, front);
+            }
+            // Neither search can run off its end: the other would have found the place before.
+            (front, back) = (self.spots[front].after, self.spots[back].before);
+        }
+        self.spots[at].stand = Stand::Strayed;
+        self.strays.insert(rank, at);
+    }
+
+    fn link(&mut self, before: usize, at: usize, after: usize) {
+        let spot = &mut self.spots[at];
+        (spot.stand, spot.before, spot.after) = (Stand::Listed, before, after);
+        self.set_after(before, at);
+        self.set_before(after, at);
+    }
+
+    fn dequeue(&mut self, at: usize) {
+        let Spot { stand, rank, before, after, .. } = self.spots[at];
+        if stand == Stand::Strayed {
+            self.strays.remove(&rank);
+        } else {
+            self.set_after(before, after);
+            self.set_before(after, before);
+        }
+    }
+
+    fn set_after(&mut self, at: usize, after: usize) {
+        if at == NONE { self.first = after } else { self.spots[at].after = after }
+    }
+
+    fn set_before(&mut self, at: usize, before: usize) {
+        if at == NONE { self.last = before } else { self.spots[at].before = before }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use tokio_test::task;
 
     fn waiter(line: &mut Line, age: u64) -> (task::Spawn<std::future::Pending<()>>, Option<Ticket>) {
@@ -192,5 +345,115 @@ mod tests {
         assert_eq!(before, ticket);
         line.call(1).wake();
         assert!(new_task.is_woken() && !old_task.is_woken());
+    }
+
+    /// What a line is, said plainly: ranks in order, each with whether it was called.
+    type Plain = BTreeMap<Rank, bool>;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Come { age: u64 },
+        WaitAgain { who: usize },
+        Leave { who: usize },
+        Call { n: usize },
+        CallFor { free: usize, at_least: usize },
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            // In order, nearly in order, and any.
+            4 => Just(Step::Come { age: 500 }),
+            2 => (495..505u64).prop_map(|age| Step::Come { age }),
+            4 => (0..1_000u64).prop_map(|age| Step::Come { age }),
+            3 => any::<usize>().prop_map(|who| Step::WaitAgain { who }),
+            3 => any::<usize>().prop_map(|who| Step::Leave { who }),
+            2 => (0..4usize).prop_map(|n| Step::Call { n }),
+            1 => (0..3usize, 0..3usize).prop_map(|(free, at_least)| Step::CallFor { free, at_least }),
+            1 => Just(Step::Call { n: 25 }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn in_whatever_order_they_come_and_go_the_oldest_uncalled_is_next(
+            steps in proptest::collection::vec(step(), 1..600),
+        ) {
+            let mut line = Line::default();
+            let mut plain = Plain::new();
+            let mut waiters: Vec<(Rank, Ticket, task::Spawn<std::future::Pending<()>>)> = vec![];
+            for (arrival, step) in steps.into_iter().enumerate() {
+                match step {
+                    Step::Come { age } => {
+                        let (task, ticket) = waiter(&mut line, age);
+                        let rank = (age, arrival as u64);
+                        plain.insert(rank, false);
+                        waiters.push((rank, ticket.unwrap(), task));
+                    }
+                    Step::WaitAgain { who } if !waiters.is_empty() => {
+                        let n = waiters.len();
+                        let (rank, ticket, task) = &mut waiters[who % n];
+                        // Another task's waker counts from now on.
+                        *task = task::spawn(std::future::pending());
+                        let mut kept = Some(*ticket);
+                        task.enter(|cx, _| drop(line.wait(&mut kept, rank.0, cx.waker())));
+                        prop_assert_eq!(kept, Some(*ticket));
+                        plain.insert(*rank, false);
+                    }
+                    Step::Leave { who } if !waiters.is_empty() => {
+                        let (rank, ticket, _) = waiters.swap_remove(who % waiters.len());
+                        prop_assert_eq!(line.leave(ticket).0, plain.remove(&rank).unwrap());
+                    }
+                    Step::WaitAgain { .. } | Step::Leave { .. } => {}
+                    Step::Call { .. } | Step::CallFor { .. } => {
+                        let called = plain.values().filter(|called| **called).count();
+                        let n = match step {
+                            Step::Call { n } => {
+                                line.call(n).wake();
+                                n
+                            }
+                            Step::CallFor { free, at_least } => {
+                                line.call_for(free, at_least).wake();
+                                if free == 0 { 0 } else { (free + 1).saturating_sub(called).max(at_least) }
+                            }
+                            _ => unreachable!(),
+                        };
+                        plain.values_mut().filter(|called| !**called).take(n).for_each(|called| *called = true);
+                    }
+                }
+                prop_assert_eq!(line.len(), plain.len());
+                prop_assert_eq!(line.is_empty(), plain.is_empty());
+                let called = plain.values().filter(|called| **called).count();
+                prop_assert_eq!(line.has_uncalled(), called < plain.len());
+                for (rank, ticket, task) in &waiters {
+                    prop_assert_eq!(task.is_woken(), plain[rank]);
+                    let first = called == 0 && plain.keys().next() == Some(rank);
+                    prop_assert_eq!(line.may_try(Some(*ticket)), plain[rank] || first);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn who_comes_back_into_the_midst_of_many_is_found_a_place_without_a_search() {
+        let mut line = Line::default();
+        let mut waiters: Vec<_> = (0..100).map(|age| waiter(&mut line, 2 * age)).collect();
+        waiters.push(waiter(&mut line, 101));
+        assert_eq!(line.strays.len(), 1);
+        line.call(51).wake();
+        assert!(waiters[50].0.is_woken() && !waiters[100].0.is_woken() && !waiters[51].0.is_woken());
+        line.call(1).wake();
+        assert!(waiters[100].0.is_woken() && !waiters[51].0.is_woken());
+    }
+
+    #[test]
+    fn a_place_that_was_left_is_taken_again() {
+        let mut line = Line::default();
+        let mut held: Vec<_> = (0..10).map(|age| waiter(&mut line, age)).collect();
+        for age in 10..1_000 {
+            let (_, ticket) = held.remove(0);
+            let _ = line.leave(ticket.unwrap());
+            held.push(waiter(&mut line, age));
+        }
+        assert_eq!(line.spots.len(), 10);
     }
 }

@@ -54,7 +54,14 @@ where
         let result = ready!(future.poll(cx));
         let permit = permit.take().expect("the permit is taken only here, and the state is left at once");
         this.state.set(State::Done);
-        permit.report(this.classify.classify(result.as_ref()));
+        let outcome = this.classify.classify(result.as_ref());
+        let permit = if result.as_ref().is_ok_and(R::keeps) {
+            permit.report(outcome);
+            Some(permit)
+        } else {
+            permit.finish(outcome);
+            None
+        };
         Poll::Ready(result.map(|response| R::attach(response, permit)))
     }
 }

@@ -176,6 +176,10 @@ impl Law {
     /// The bounds change. No call in flight is lost by it: where there are more than are allowed now, none is admitted.
     pub(crate) fn retune(&mut self, tuning: Tuning, now: Instant) {
         let from = self.limit;
+        if self.warm_up() >= self.cap as f64 {
+            // When it was busy was of no consequence so far, and not noted.
+            self.busy = None;
+        }
         // After a hold the window opens from one call whatever the limit is.
         let fully_open = self.open >= self.limit && (self.epoch == 0 || !self.sounding);
         self.settings.floor = tuning.floor.unwrap_or(self.settings.floor);
@@ -277,6 +281,35 @@ impl Law {
         if call.epoch >= self.reopened {
             self.young = self.young.saturating_sub(1);
         }
+    }
+
+    /// Whether [`free`](Law::free) or [`admitted`](Law::admitted) would do something else at a later time than `seen`.
+    pub(crate) fn admits_by_time(&self, in_flight: usize, seen: Instant) -> bool {
+        let start = self.warm_up();
+        // Being idle is of no consequence for a limit that begins where it ends.
+        let idles = self.open > start || start < self.cap as f64 && in_flight as f64 + 1.0 >= start;
+        idles || self.busy.is_none() || self.meter.is_none() || self.opens_by_time(seen)
+    }
+
+    /// Whether [`free`](Law::free) or [`opens_at`](Law::opens_at) would say something else at a later time than `seen`.
+    pub(crate) fn opens_by_time(&self, seen: Instant) -> bool {
+        self.pace.is_some() || self.hold.is_some_and(|hold| hold.until > seen)
+    }
+
+    /// Counts an answer that moves nothing, as most do, for which no time is needed. False if it is one that has to be
+    /// [`answered`](Law::answered).
+    pub(crate) fn counted(&mut self, call: Admitted, outcome: Outcome) -> bool {
+        if self.sounding || self.pace.is_some() || call.epoch != self.epoch {
+            return false;
+        }
+        let grows = matches!(outcome.class, Class::Ok | Class::Rejected) && self.clean + 1 < self.open as usize;
+        if grows {
+            self.clean += 1;
+            self.served = true;
+            self.strikes = 0;
+            self.missed = 0;
+        }
+        grows
     }
 
     /// An answer was read of a call; `in_flight` still counts it. True if limit, pace or hold moved.

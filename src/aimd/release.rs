@@ -22,8 +22,12 @@ pub trait Release<Res> {
     /// What becomes of the answer.
     type Response;
 
-    /// Takes the permit of an answer that has just been read. Dropping the permit gives the slot back.
-    fn attach(response: Res, permit: Permit) -> Self::Response;
+    /// Whether an answer that has just been read keeps its slot. One that does not gives it back at once.
+    fn keeps(response: &Res) -> bool;
+
+    /// Takes the permit of an answer that [keeps](Release::keeps) its slot; of any other there is none. Dropping the permit
+    /// gives the slot back.
+    fn attach(response: Res, permit: Option<Permit>) -> Self::Response;
 }
 
 /// The slot is free as soon as the answer's head is there. For answers that are not HTTP, and for downloads whose length
@@ -34,8 +38,11 @@ pub struct AtHead;
 impl<Res> Release<Res> for AtHead {
     type Response = Res;
 
-    fn attach(response: Res, permit: Permit) -> Res {
-        drop(permit);
+    fn keeps(_: &Res) -> bool {
+        false
+    }
+
+    fn attach(response: Res, _: Option<Permit>) -> Res {
         response
     }
 }
@@ -48,9 +55,11 @@ pub struct AtBodyEnd;
 impl<B: Body> Release<Response<B>> for AtBodyEnd {
     type Response = Response<Held<B>>;
 
-    fn attach(response: Response<B>, permit: Permit) -> Self::Response {
-        let whole = response.extensions().get::<Stamp>().is_some_and(|stamp| stamp.whole);
-        let permit = if whole || response.body().is_end_stream() { None } else { Some(permit) };
+    fn keeps(response: &Response<B>) -> bool {
+        !response.body().is_end_stream() && !response.extensions().get::<Stamp>().is_some_and(|stamp| stamp.whole)
+    }
+
+    fn attach(response: Response<B>, permit: Option<Permit>) -> Self::Response {
         response.map(|inner| Held { inner, permit })
     }
 }

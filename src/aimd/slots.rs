@@ -12,7 +12,7 @@ use super::{
     settings::Settings,
 };
 use crate::{
-    gate::{Admission, Gate},
+    gate::{Admission, Clock, Gate},
     org::Org,
     outcome::Outcome,
 };
@@ -60,6 +60,28 @@ impl Slots {
         self.write();
     }
 
+    /// An answer was read. The limit, if a refusal moved it.
+    fn report(&mut self, admitted: Admitted, outcome: Outcome, clock: &mut Clock) -> Option<f64> {
+        self.law.quota_told(self.org.quota_told());
+        if self.law.counted(admitted, outcome) {
+            return None;
+        }
+        let moved = self.law.answered(admitted, outcome, self.in_flight, clock.read());
+        let cuts = outcome.class.implies().cuts;
+        // The count of refusals is on the board too, also of those that moved nothing.
+        if moved || cuts {
+            self.write();
+        }
+        (moved && cuts).then(|| self.law.limit())
+    }
+
+    /// A slot is free again. The org, if somebody waits for it to be idle.
+    fn give_back(&mut self, admitted: Admitted) -> Option<Org> {
+        self.in_flight -= 1;
+        self.law.left(admitted);
+        self.org.write_in_flight(self.in_flight).then(|| self.org.clone())
+    }
+
     fn write(&mut self) {
         self.org.write_limit(self.law.cell(), self.law.hold(), self.law.changes());
     }
@@ -85,6 +107,14 @@ impl Admission for Slots {
         Some(self.law.admitted(self.in_flight, now))
     }
 
+    fn admits_by_time(&self, seen: Instant) -> bool {
+        self.law.admits_by_time(self.in_flight, seen)
+    }
+
+    fn opens_by_time(&self, seen: Instant) -> bool {
+        self.law.opens_by_time(seen)
+    }
+
     fn free(&self, now: Instant) -> usize {
         self.law.free(self.in_flight, now)
     }
@@ -101,28 +131,44 @@ impl Admission for Slots {
 /// A slot, from `poll_ready` until the answer's body has ended: it owns the count, and the circumstances of its
 /// admission, which the outcome is reported for. Dropped without a report, it counts as neither success nor overload.
 pub struct Permit {
-    gate: Arc<SlotGate>,
+    /// None once the slot is given back.
+    gate: Option<Arc<SlotGate>>,
     admitted: Admitted,
+}
+
+/// What is to be done under no lock once an answer is reported, or a slot given back.
+struct After {
+    throttled: Option<f64>,
+    idle: Option<Org>,
 }
 
 impl Permit {
     pub(crate) fn new(gate: &Arc<SlotGate>, admitted: Admitted) -> Self {
-        Permit { gate: gate.clone(), admitted }
+        Permit { gate: Some(gate.clone()), admitted }
     }
 
-    /// Reports what the answer means, once.
+    /// Reports what the answer means, once, and keeps the slot.
     pub(crate) fn report(&self, outcome: Outcome) {
-        let (moved, limit) = self.gate.update(|slots, now| {
-            slots.law.quota_told(slots.org.quota_told());
-            let moved = slots.law.answered(self.admitted, outcome, slots.in_flight, now);
-            // The count of refusals is on the board too, also of those that moved nothing.
-            if moved || outcome.class.implies().cuts {
-                slots.write();
-            }
-            (moved, slots.law.limit())
+        let Some(gate) = &self.gate else { return };
+        let throttled = gate.update_by(|slots, clock| slots.report(self.admitted, outcome, clock));
+        After { throttled, idle: None }.see_to(gate, outcome);
+    }
+
+    /// Reports what the answer means and gives the slot back, in one.
+    pub(crate) fn finish(mut self, outcome: Outcome) {
+        let Some(gate) = self.gate.take() else { return };
+        let after = gate.update_by(|slots, clock| After {
+            throttled: slots.report(self.admitted, outcome, clock),
+            idle: slots.give_back(self.admitted),
         });
-        if moved && outcome.class.implies().cuts {
-            self.gate.read(|slots| {
+        after.see_to(&gate, outcome);
+    }
+}
+
+impl After {
+    fn see_to(self, gate: &SlotGate, outcome: Outcome) {
+        if let Some(limit) = self.throttled {
+            gate.read(|slots| {
                 tracing::debug!(
                     org = slots.org.name(),
                     family = slots.org.model_family().as_str(),
@@ -132,17 +178,16 @@ impl Permit {
                 );
             });
         }
+        if let Some(org) = self.idle {
+            org.tell_idle();
+        }
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let idle = self.gate.update(|slots, _| {
-            slots.in_flight -= 1;
-            slots.law.left(self.admitted);
-            slots.org.write_in_flight(slots.in_flight).then(|| slots.org.clone())
-        });
-        if let Some(org) = idle {
+        let Some(gate) = self.gate.take() else { return };
+        if let Some(org) = gate.update_by(|slots, _| slots.give_back(self.admitted)) {
             org.tell_idle();
         }
     }

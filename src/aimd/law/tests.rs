@@ -629,4 +629,72 @@ proptest! {
             prop_assert!(law.cell().pace.is_none_or(|pace| pace.is_finite() && pace > 0.0));
         }
     }
+
+    #[test]
+    fn told_the_time_only_where_it_asks_it_does_the_same(
+        cap in 1..60usize,
+        floor in 1..10usize,
+        start in prop_oneof![Just(1.0), Just(0.25), 0.001..1.0f64],
+        told: bool,
+        // Mostly good answers: else no window is ever full.
+        events in proptest::collection::vec(
+            prop_oneof![
+                4 => event(),
+                8 => Just(Event::Admit),
+                8 => any::<usize>().prop_map(|call| Event::Answer { call, class: Class::Ok, hint_ms: None }),
+                1 => (0..1_000u64).prop_map(|ms| Event::Wait { ms }),
+            ],
+            1..600,
+        ),
+    ) {
+        let settings = Settings::builder().floor(floor).start(start).build().unwrap();
+        let mut law = Law::new(settings, cap, fastrand::Rng::with_seed(3));
+        law.quota_told(told);
+        let mut lazy = law.clone();
+        let (mut now, mut seen) = (Instant::now(), Instant::now());
+        let mut flying: Vec<Admitted> = vec![];
+        for event in events {
+            match event {
+                Event::Admit => if law.free(flying.len(), now) > 0 {
+                    if lazy.admits_by_time(flying.len(), seen) {
+                        seen = now;
+                    }
+                    let n = flying.len() + 1;
+                    let call = law.admitted(n, now);
+                    prop_assert_eq!(call, lazy.admitted(n, seen));
+                    flying.push(call);
+                },
+                Event::Answer { call, class, hint_ms } => if !flying.is_empty() {
+                    let in_flight = flying.len();
+                    let call = flying.swap_remove(call % in_flight);
+                    let at = hint_ms.map(|ms| now + Duration::from_millis(ms));
+                    let outcome = Outcome::of(class).not_before(at);
+                    let moved = law.answered(call, outcome, in_flight, now);
+                    if lazy.counted(call, outcome) {
+                        prop_assert!(!moved);
+                    } else {
+                        seen = now;
+                        prop_assert_eq!(moved, lazy.answered(call, outcome, in_flight, now));
+                    }
+                },
+                Event::Drop { call } => if !flying.is_empty() {
+                    let n = flying.len();
+                    flying.swap_remove(call % n);
+                },
+                Event::Wait { ms } => now += Duration::from_millis(ms),
+                Event::Retune { cap, floor, ceiling_ms } => {
+                    let ceiling = ceiling_ms.map(Duration::from_millis);
+                    let tuning = Tuning { cap, floor, ceiling, weight: None };
+                    law.retune(tuning, now);
+                    lazy.retune(tuning, now);
+                    seen = now;
+                }
+            }
+            let at = if lazy.opens_by_time(seen) { now } else { seen };
+            prop_assert_eq!(law.free(flying.len(), now), lazy.free(flying.len(), at));
+            prop_assert_eq!(law.opens_at(flying.len(), now), lazy.opens_at(flying.len(), at));
+            prop_assert_eq!(law.cell(), lazy.cell());
+            prop_assert_eq!((law.open, law.clean, law.served), (lazy.open, lazy.clean, lazy.served));
+        }
+    }
 }
