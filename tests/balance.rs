@@ -310,6 +310,95 @@ fn a_newcomer_does_not_take_what_somebody_waits_for() {
 }
 
 #[test]
+fn a_newcomer_passes_by_those_who_have_been_called_where_a_member_has_more() {
+    let desk = Desk::new(&["a"], 0);
+    let balance = desk.balance();
+    let mut waits: Vec<_> = (0..2).map(|id| call(&balance, id)).collect();
+    waits.iter_mut().for_each(|call| assert_pending!(call.poll()));
+    desk.hand("a").slots(3);
+    assert!(waits.iter().all(|call| call.is_woken()));
+    assert_pending!(waits[0].poll());
+    let mut comes = call(&balance, 2);
+    assert_pending!(comes.poll());
+    assert_eq!(desk.hand("a").in_flight(), [0, 2], "it had more than the first of them needed");
+    assert_pending!(waits[1].poll());
+    assert!(desk.hand("a").has(1));
+}
+
+#[test]
+fn a_newcomer_joins_the_line_while_somebody_in_it_is_not_called() {
+    let desk = Desk::new(&["a"], 0);
+    let balance = desk.balance();
+    let mut waits: Vec<_> = (0..5).map(|id| call(&balance, id)).collect();
+    waits.iter_mut().for_each(|call| assert_pending!(call.poll()));
+    desk.hand("a").slots(9);
+    assert_pending!(waits[0].poll());
+    assert_eq!(waits.iter().filter(|call| call.is_woken()).count(), 2, "the second and the third");
+    let mut comes = call(&balance, 5);
+    assert_pending!(comes.poll());
+    assert_eq!(desk.hand("a").in_flight(), [0]);
+}
+
+#[test]
+fn whoever_was_too_late_is_first_for_what_a_member_has_next() {
+    let desk = Desk::new(&["a"], 0);
+    let balance = desk.balance();
+    let mut waits: Vec<_> = (0..2).map(|id| call(&balance, id)).collect();
+    waits.iter_mut().for_each(|call| assert_pending!(call.poll()));
+    desk.hand("a").slots(2);
+    assert_pending!(waits[0].poll());
+    let mut quick = call(&balance, 2);
+    assert_pending!(quick.poll());
+    assert_pending!(waits[1].poll());
+    assert_eq!(desk.hand("a").in_flight(), [0, 2]);
+    assert!(!waits[1].is_woken());
+    // Somebody is answered, and has its next call ready before the one who waits is polled.
+    desk.hand("a").answer(2, 200);
+    assert_ready!(quick.poll()).unwrap();
+    let mut greedy = call(&balance, 3);
+    assert_pending!(greedy.poll());
+    assert!(!desk.hand("a").has(3));
+    assert!(waits[1].is_woken());
+    assert_pending!(waits[1].poll());
+    assert_eq!(desk.hand("a").in_flight(), [0, 1]);
+}
+
+#[test]
+fn a_line_dissolves_once_there_is_enough_for_all() {
+    const CALLERS: u32 = 64;
+    let desk = Desk::new(&["a", "b"], 0);
+    let balance = desk.balance();
+    // Each with the round in which it was given to an org, if it was.
+    let mut calls: Vec<(u32, Call, Option<u32>)> = (0..CALLERS).map(|id| (id, call(&balance, id), None)).collect();
+    calls.iter_mut().for_each(|(_, call, _)| assert_pending!(call.poll()));
+    let hands = [desk.hand("a"), desk.hand("b")];
+    hands.iter().for_each(|hand| {
+        hand.slots(200);
+    });
+    let mut next = CALLERS;
+    for round in 0..100 {
+        // As a scheduler does: everyone who is woken is polled once, in turn; an answer takes two turns; whoever has its answer
+        // makes its next call at once.
+        let woken: Vec<_> = (0..calls.len()).filter(|i| calls[*i].1.is_woken()).collect();
+        for i in woken {
+            let (id, of, bound) = &mut calls[i];
+            if of.poll().is_ready() {
+                (*id, *of, *bound) = (next, call(&balance, next), None);
+                next += 1;
+                assert_pending!(of.poll());
+            }
+            *bound = bound.or(hands.iter().any(|hand| hand.has(*id)).then_some(round));
+        }
+        for (id, _, bound) in &calls {
+            if bound.is_some_and(|since| since + 2 == round) {
+                hands.iter().filter(|hand| hand.has(*id)).for_each(|hand| hand.answer(*id, 200));
+            }
+        }
+    }
+    assert_eq!(balance.members().waiting().values().sum::<usize>(), 0, "there are slots for all of them");
+}
+
+#[test]
 fn a_dropped_waiter_that_had_been_called_hands_its_turn_on() {
     let desk = Desk::new(&["a"], 0);
     let balance = desk.balance();
