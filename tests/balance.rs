@@ -11,7 +11,7 @@ use std::{
     future::Future,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
     task::{Context, Poll, Wake, Waker},
@@ -363,39 +363,51 @@ fn whoever_was_too_late_is_first_for_what_a_member_has_next() {
     assert_eq!(desk.hand("a").in_flight(), [0, 1]);
 }
 
-#[test]
-fn a_line_dissolves_once_there_is_enough_for_all() {
-    const CALLERS: u32 = 64;
-    let desk = Desk::new(&["a", "b"], 0);
-    let balance = desk.balance();
-    // Each with the round in which it was given to an org, if it was.
-    let mut calls: Vec<(u32, Call, Option<u32>)> = (0..CALLERS).map(|id| (id, call(&balance, id), None)).collect();
-    calls.iter_mut().for_each(|(_, call, _)| assert_pending!(call.poll()));
-    let hands = [desk.hand("a"), desk.hand("b")];
-    hands.iter().for_each(|hand| {
-        hand.slots(200);
-    });
-    let mut next = CALLERS;
-    for round in 0..100 {
-        // As a scheduler does: everyone who is woken is polled once, in turn; an answer takes two turns; whoever has its answer
-        // makes its next call at once.
-        let woken: Vec<_> = (0..calls.len()).filter(|i| calls[*i].1.is_woken()).collect();
-        for i in woken {
-            let (id, of, bound) = &mut calls[i];
-            if of.poll().is_ready() {
-                (*id, *of, *bound) = (next, call(&balance, next), None);
-                next += 1;
-                assert_pending!(of.poll());
+#[tokio::test]
+async fn a_line_dissolves_once_there_are_slots_for_all() {
+    const CALLERS: usize = 64;
+    async fn turn() {
+        let mut waited = false;
+        std::future::poll_fn(|cx| {
+            if std::mem::replace(&mut waited, true) {
+                return Poll::Ready(());
             }
-            *bound = bound.or(hands.iter().any(|hand| hand.has(*id)).then_some(round));
-        }
-        for (id, _, bound) in &calls {
-            if bound.is_some_and(|since| since + 2 == round) {
-                hands.iter().filter(|hand| hand.has(*id)).for_each(|hand| hand.answer(*id, 200));
-            }
-        }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
     }
-    assert_eq!(balance.members().waiting().values().sum::<usize>(), 0, "there are slots for all of them");
+    let orgs = Orgs::new([("a", 150), ("b", 150)].map(|(name, cap)| Org::new(name).cap(cap))).unwrap();
+    // Every org's first call goes alone, so that there is a line to begin with.
+    let settings = Settings::builder().start(1.0).build().unwrap();
+    let (now, peak) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (of_now, of_peak) = (now.clone(), peak.clone());
+    let layer = OrgBalanceLayer::new(orgs.clone(), move |org: &Org, ()| {
+        let (now, peak) = (of_now.clone(), of_peak.clone());
+        let wire = service_fn(move |request: Request<u32>| {
+            let now = now.clone();
+            peak.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
+            async move {
+                turn().await;
+                turn().await;
+                now.fetch_sub(1, SeqCst);
+                Ok::<_, Infallible>(answer(*request.body(), 200))
+            }
+        });
+        AimdLimitLayer::with_settings(org, &settings).release_at_head().layer(wire)
+    });
+    let balance = layer.layer(());
+    let mut callers = tokio::task::JoinSet::new();
+    for _ in 0..CALLERS {
+        let mut balance = balance.clone();
+        callers.spawn(async move {
+            for id in 0..100 {
+                balance.ready().await.unwrap().call(Request::new(id)).await.unwrap();
+            }
+        });
+    }
+    callers.join_all().await;
+    assert_eq!(peak.load(SeqCst), CALLERS, "nobody waits where there are 300 slots");
 }
 
 #[test]
