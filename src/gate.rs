@@ -181,7 +181,7 @@ impl<A: Admission> State<A> {
 
     /// Calls those who can pass, or sets the alarm.
     fn announce(&mut self, at_least: usize) -> Calls {
-        if !self.line.has_uncalled() {
+        if self.line.uncalled() == 0 {
             return Calls::default();
         }
         match self.free() {

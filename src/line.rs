@@ -113,9 +113,9 @@ impl Line {
         self.len == 0
     }
 
-    /// Whether there is somebody who has not been called.
-    pub(crate) fn has_uncalled(&self) -> bool {
-        self.called < self.len
+    /// How many have not been called.
+    pub(crate) fn uncalled(&self) -> usize {
+        self.len - self.called
     }
 
     /// Whether whoever is polled now may try to claim: it was called, or nobody is before it.
@@ -423,7 +423,7 @@ mod tests {
                 prop_assert_eq!(line.len(), plain.len());
                 prop_assert_eq!(line.is_empty(), plain.is_empty());
                 let called = plain.values().filter(|called| **called).count();
-                prop_assert_eq!(line.has_uncalled(), called < plain.len());
+                prop_assert_eq!(line.uncalled(), plain.len() - called);
                 for (rank, ticket, task) in &waiters {
                     prop_assert_eq!(task.is_woken(), plain[rank]);
                     let first = called == 0 && plain.keys().next() == Some(rank);

@@ -11,7 +11,7 @@ use std::{
     future::Future,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
     task::{Context, Poll, Wake, Waker},
@@ -307,6 +307,107 @@ fn a_newcomer_does_not_take_what_somebody_waits_for() {
     assert_eq!(desk.hand("a").in_flight(), [0; 0], "it is the turn of the one who was called");
     assert_pending!(waits.poll());
     assert_eq!(desk.hand("a").in_flight(), [1]);
+}
+
+#[test]
+fn a_newcomer_passes_by_those_who_have_been_called_where_a_member_has_more() {
+    let desk = Desk::new(&["a"], 0);
+    let balance = desk.balance();
+    let mut waits: Vec<_> = (0..2).map(|id| call(&balance, id)).collect();
+    waits.iter_mut().for_each(|call| assert_pending!(call.poll()));
+    desk.hand("a").slots(3);
+    assert!(waits.iter().all(|call| call.is_woken()));
+    assert_pending!(waits[0].poll());
+    let mut comes = call(&balance, 2);
+    assert_pending!(comes.poll());
+    assert_eq!(desk.hand("a").in_flight(), [0, 2], "it had more than the first of them needed");
+    assert_pending!(waits[1].poll());
+    assert!(desk.hand("a").has(1));
+}
+
+#[test]
+fn a_newcomer_joins_the_line_while_somebody_in_it_is_not_called() {
+    let desk = Desk::new(&["a"], 0);
+    let balance = desk.balance();
+    let mut waits: Vec<_> = (0..5).map(|id| call(&balance, id)).collect();
+    waits.iter_mut().for_each(|call| assert_pending!(call.poll()));
+    desk.hand("a").slots(9);
+    assert_pending!(waits[0].poll());
+    assert_eq!(waits.iter().filter(|call| call.is_woken()).count(), 2, "the second and the third");
+    let mut comes = call(&balance, 5);
+    assert_pending!(comes.poll());
+    assert_eq!(desk.hand("a").in_flight(), [0]);
+}
+
+#[test]
+fn whoever_was_too_late_is_first_for_what_a_member_has_next() {
+    let desk = Desk::new(&["a"], 0);
+    let balance = desk.balance();
+    let mut waits: Vec<_> = (0..2).map(|id| call(&balance, id)).collect();
+    waits.iter_mut().for_each(|call| assert_pending!(call.poll()));
+    desk.hand("a").slots(2);
+    assert_pending!(waits[0].poll());
+    let mut quick = call(&balance, 2);
+    assert_pending!(quick.poll());
+    assert_pending!(waits[1].poll());
+    assert_eq!(desk.hand("a").in_flight(), [0, 2]);
+    assert!(!waits[1].is_woken());
+    // Somebody is answered, and has its next call ready before the one who waits is polled.
+    desk.hand("a").answer(2, 200);
+    assert_ready!(quick.poll()).unwrap();
+    let mut greedy = call(&balance, 3);
+    assert_pending!(greedy.poll());
+    assert!(!desk.hand("a").has(3));
+    assert!(waits[1].is_woken());
+    assert_pending!(waits[1].poll());
+    assert_eq!(desk.hand("a").in_flight(), [0, 1]);
+}
+
+#[tokio::test]
+async fn a_line_dissolves_once_there_are_slots_for_all() {
+    const CALLERS: usize = 64;
+    async fn turn() {
+        let mut waited = false;
+        std::future::poll_fn(|cx| {
+            if std::mem::replace(&mut waited, true) {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+    let orgs = Orgs::new([("a", 150), ("b", 150)].map(|(name, cap)| Org::new(name).cap(cap))).unwrap();
+    // Every org's first call goes alone, so that there is a line to begin with.
+    let settings = Settings::builder().start(1.0).build().unwrap();
+    let (now, peak) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (of_now, of_peak) = (now.clone(), peak.clone());
+    let layer = OrgBalanceLayer::new(orgs.clone(), move |org: &Org, ()| {
+        let (now, peak) = (of_now.clone(), of_peak.clone());
+        let wire = service_fn(move |request: Request<u32>| {
+            let now = now.clone();
+            peak.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
+            async move {
+                turn().await;
+                turn().await;
+                now.fetch_sub(1, SeqCst);
+                Ok::<_, Infallible>(answer(*request.body(), 200))
+            }
+        });
+        AimdLimitLayer::with_settings(org, &settings).release_at_head().layer(wire)
+    });
+    let balance = layer.layer(());
+    let mut callers = tokio::task::JoinSet::new();
+    for _ in 0..CALLERS {
+        let mut balance = balance.clone();
+        callers.spawn(async move {
+            for id in 0..100 {
+                balance.ready().await.unwrap().call(Request::new(id)).await.unwrap();
+            }
+        });
+    }
+    callers.join_all().await;
+    assert_eq!(peak.load(SeqCst), CALLERS, "nobody waits where there are 300 slots");
 }
 
 #[test]

@@ -85,24 +85,45 @@ impl<M> Fleet<M> {
         }
     }
 
-    /// Gives the request to a ready member, or gives it back.
-    fn ask<Req>(&self, mut request: Req) -> Result<Bound<M, M::Future, M::Error>, Req>
+    /// Gives the request to a ready member of those that are asked, if there is one.
+    fn ask<Req>(
+        &self,
+        asks: impl Fn(&Member<M>) -> bool,
+        slot: &mut Option<Req>,
+    ) -> Option<Bound<M, M::Future, M::Error>>
     where
         M: Service<Req> + Clone,
     {
-        let mut open = Open::of(&self.members);
+        let mut open = Open::of(&self.members, asks);
         while let Some(picked) = pick(open.as_slice(), |i| self.members[i].org.load()) {
             let member = &self.members[picked];
-            match member.ask(request) {
-                Asked::Called(future, seat) => return Ok(Bound::Called(future, seat)),
-                Asked::Failed(error) => return Ok(Bound::Failed(error, member.org.clone())),
-                Asked::Pending(back) => {
-                    request = back;
-                    open.remove(picked);
-                }
+            match member.ask(slot) {
+                Asked::Called(future, seat) => return Some(Bound::Called(future, seat)),
+                Asked::Failed(error) => return Some(Bound::Failed(error, member.org.clone())),
+                Asked::Pending => open.remove(picked),
             }
         }
-        Err(request)
+        None
+    }
+
+    /// Asks whom this call may ask, whether or not somebody waits.
+    ///
+    /// Who waits may ask anybody once it was called, and so may a newcomer where nobody waits. Where somebody does, a newcomer
+    /// joins the line, for what becomes free is for the oldest; but not where all who wait have been called already and some
+    /// member is [plentiful](Member::is_plentiful). Without that a line, once there is one, would be joined by everyone who
+    /// comes and never dissolve, though slots are free. Nobody starves by it: whatever a member that was pending has next is
+    /// given to one who waits, so whoever finds nothing when it comes, because newcomers took the rest of what was plentiful,
+    /// is first for what comes then.
+    fn try_bind<Req>(&self, ticket: Option<Ticket>, slot: &mut Option<Req>) -> Option<Bound<M, M::Future, M::Error>>
+    where
+        M: Service<Req> + Clone,
+    {
+        match ticket {
+            Some(ticket) if !self.queue.may_try(ticket) => None,
+            None if self.queue.has_uncalled() => None,
+            None if !self.queue.is_empty() => self.ask(Member::is_plentiful, slot),
+            _ => self.ask(Member::is_open, slot),
+        }
     }
 
     /// Binds the request in `slot` to a member, or waits in line for one.
@@ -122,15 +143,9 @@ impl<M> Fleet<M> {
                 place.give_up(self);
                 return Poll::Ready(Bound::NoneLeft(NoOrgLeft::of(self.members.iter().map(|member| &member.org))));
             }
-            if self.queue.may_try(place.ticket) {
-                let request = slot.take().expect("a call is polled for a member only until it has one");
-                match self.ask(request) {
-                    Ok(bound) => {
-                        self.bound(place, &bound);
-                        return Poll::Ready(bound);
-                    }
-                    Err(back) => *slot = Some(back),
-                }
+            if let Some(bound) = self.try_bind(place.ticket, slot) {
+                self.bound(place, &bound);
+                return Poll::Ready(bound);
             }
             self.queue.wait(&mut place.ticket, place.age, cx.waker());
             if !self.has_news() {
@@ -188,9 +203,9 @@ struct Open {
 }
 
 impl Open {
-    fn of<M>(members: &[Arc<Member<M>>]) -> Self {
+    fn of<M>(members: &[Arc<Member<M>>], asks: impl Fn(&Member<M>) -> bool) -> Self {
         let mut open = Open { few: [0; 32], len: 0, many: Vec::new() };
-        let numbers = members.iter().enumerate().filter(|(_, member)| member.is_open()).map(|(i, _)| i);
+        let numbers = members.iter().enumerate().filter(|(_, member)| asks(member)).map(|(i, _)| i);
         if members.len() > open.few.len() {
             open.many = numbers.collect();
             return open;

@@ -54,6 +54,8 @@ impl<M> Drop for Seat<M> {
 /// Rung when the member may have become ready.
 struct Bell {
     pending: AtomicBool,
+    /// It has rung, or is new, and nobody was admitted since: the first whom it admits shall be one who waits.
+    owed: AtomicBool,
     generation: AtomicU64,
     /// The member is being polled or called, under its lock. Whoever does that looks for news afterwards, so that nobody is
     /// woken from within.
@@ -68,6 +70,8 @@ impl Wake for Bell {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.generation.fetch_add(1, SeqCst);
+        // First owed, then open: no newcomer sees the one without the other.
+        self.owed.store(true, SeqCst);
         self.pending.store(false, SeqCst);
         if !self.busy.load(SeqCst) {
             self.queue.call(1);
@@ -102,11 +106,11 @@ impl<M> Drop for Own<'_, M> {
     }
 }
 
-pub(crate) enum Asked<M, Req, F, E> {
+pub(crate) enum Asked<M, F, E> {
     /// It took the call.
     Called(F, Seat<M>),
     /// It is not ready; its bell will ring.
-    Pending(Req),
+    Pending,
     /// It failed at being ready.
     Failed(E),
 }
@@ -115,6 +119,7 @@ impl<M> Member<M> {
     pub(crate) fn new(org: Org, own: M, queue: &Arc<Queue>, closed: bool) -> Arc<Self> {
         let bell = Arc::new(Bell {
             pending: AtomicBool::new(false),
+            owed: AtomicBool::new(true),
             generation: AtomicU64::new(0),
             busy: AtomicBool::new(false),
             queue: queue.clone(),
@@ -152,6 +157,13 @@ impl<M> Member<M> {
     /// Whether it is worth asking: not closed, not out, and not known to be pending.
     pub(crate) fn is_open(&self) -> bool {
         self.takes_calls() && !self.bell.pending.load(SeqCst) && !self.org.is_out()
+    }
+
+    /// Whether a newcomer may ask it though others wait, all of whom have been called: since it last rang it has admitted
+    /// somebody, and has not been pending. So it has enough, as far as anybody knows; and what it has next when it has been
+    /// short is for those who wait.
+    pub(crate) fn is_plentiful(&self) -> bool {
+        self.is_open() && !self.bell.owed.load(SeqCst)
     }
 
     /// From now on it takes calls, or takes none. Afterwards, under no lock: [`settle`](Member::settle).
@@ -194,8 +206,8 @@ impl<M> Member<M> {
         }
     }
 
-    /// Asks it to take the call, which it does in the same poll in which it is ready. Afterwards look for news.
-    pub(crate) fn ask<Req>(self: &Arc<Self>, request: Req) -> Asked<M, Req, M::Future, M::Error>
+    /// Asks it to take the call in `slot`, which it does in the same poll in which it is ready. Afterwards look for news.
+    pub(crate) fn ask<Req>(self: &Arc<Self>, slot: &mut Option<Req>) -> Asked<M, M::Future, M::Error>
     where
         M: Service<Req> + Clone,
     {
@@ -208,17 +220,19 @@ impl<M> Member<M> {
                 seat = Seat::take(self);
                 if self.takes_calls() {
                     self.waits.store(false, SeqCst);
+                    self.bell.owed.store(false, SeqCst);
                     let instance = own.instance.as_mut().expect("it was polled, under this lock");
+                    let request = slot.take().expect("a call is offered only until a member has taken it");
                     Asked::Called(instance.call(request), seat)
                 } else {
-                    Asked::Pending(request)
+                    Asked::Pending
                 }
             }
             Poll::Ready(Err(error)) => {
                 self.renew(own);
                 return Asked::Failed(error);
             }
-            Poll::Pending => Asked::Pending(request),
+            Poll::Pending => Asked::Pending,
         };
         drop(own);
         self.tidy();
@@ -267,6 +281,7 @@ impl<M> Member<M> {
         self.waits.store(false, SeqCst);
         let fresh = if self.is(Membership::Gone) { None } else { own.instance.clone() };
         let old = std::mem::replace(&mut *own.instance, fresh);
+        self.bell.owed.store(true, SeqCst);
         self.bell.pending.store(false, SeqCst);
         drop(own);
         drop(old);

@@ -14,6 +14,7 @@ use crate::line::{Line, Ticket};
 pub(crate) struct Queue {
     line: Mutex<Line>,
     len: AtomicUsize,
+    uncalled: AtomicUsize,
 }
 
 impl Queue {
@@ -22,27 +23,35 @@ impl Queue {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Writes down what can be read without the lock.
+    fn note(&self, line: &Line) {
+        self.len.store(line.len(), SeqCst);
+        self.uncalled.store(line.uncalled(), SeqCst);
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
-        self.len.load(SeqCst) == 0
+        self.len() == 0
     }
 
     pub(crate) fn len(&self) -> usize {
         self.len.load(SeqCst)
     }
 
-    /// Whether whoever holds `ticket` (or none yet) may try to claim.
-    pub(crate) fn may_try(&self, ticket: Option<Ticket>) -> bool {
-        match ticket {
-            None => self.is_empty(),
-            Some(_) => self.lock().may_try(ticket),
-        }
+    /// Whether somebody waits who has not been called.
+    pub(crate) fn has_uncalled(&self) -> bool {
+        self.uncalled.load(SeqCst) > 0
+    }
+
+    /// Whether whoever waits with this ticket may try to claim.
+    pub(crate) fn may_try(&self, ticket: Ticket) -> bool {
+        self.lock().may_try(Some(ticket))
     }
 
     /// Takes or keeps a place.
     pub(crate) fn wait(&self, ticket: &mut Option<Ticket>, age: u64, waker: &Waker) {
         let mut line = self.lock();
         let old_waker = line.wait(ticket, age, waker);
-        self.len.store(line.len(), SeqCst);
+        self.note(&line);
         drop(line);
         drop(old_waker);
     }
@@ -51,7 +60,7 @@ impl Queue {
     pub(crate) fn leave(&self, ticket: Ticket) -> bool {
         let mut line = self.lock();
         let (was_called, waker) = line.leave(ticket);
-        self.len.store(line.len(), SeqCst);
+        self.note(&line);
         drop(line);
         drop(waker);
         was_called
@@ -60,10 +69,13 @@ impl Queue {
     /// Sees to it that two are called, and that `at_least` so many are who were not before. Two: a strict head-only line
     /// convoys, and one who does not come must not keep the slot from the rest.
     pub(crate) fn call(&self, at_least: usize) {
-        if self.is_empty() {
+        if !self.has_uncalled() {
             return;
         }
-        let calls = self.lock().call_for(1, at_least);
+        let mut line = self.lock();
+        let calls = line.call_for(1, at_least);
+        self.note(&line);
+        drop(line);
         calls.wake();
     }
 }
