@@ -49,7 +49,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a silent connection is probed, so that nobody on the way forgets one that waits minutes for its answer.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
-/// A client for plain `http://`: a gateway of your own, a test server.
+/// A client for plain `http://`: a gateway of your own, a test server. A base URL that is `https://`, as every dialect's own is, fails
+/// here: use `https` (feature `rustls`).
 ///
 /// Must be called, and used, inside a tokio runtime. Clones share one pool.
 #[must_use]

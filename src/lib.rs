@@ -41,7 +41,7 @@
 //! let stack = Stack::new(Orgs::from_env()?); // ANTHROPIC_API_KEY, ANTHROPIC_BATCH_KEY, ANTHROPIC_API_KEY_<TAG>
 //! let family = Family::of_model("claude-haiku-4-5");
 //! let bound = stack.live_bound(&family);
-//! let service = stack.build(tower_quota::client::http())?; // or client::https(), or any client of yours
+//! let service = stack.build(tower_quota::client::https())?; // feature `rustls`; or any client of yours
 //!
 //! let items = (0..100_000).map(move |item| {
 //!     let body = format!(r#"{{"model":"claude-haiku-4-5","max_tokens":64,"messages":[{{"role":"user","content":"{item}?"}}]}}"#);

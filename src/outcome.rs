@@ -26,7 +26,7 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 
 /// The longest wait that is believed at once, unless a layer is told otherwise: five minutes. A longer hint is not
 /// obeyed blindly (clients that did looked hung for days); the org is asked again, by one call, whenever this has passed.
-pub const DEFAULT_CEILING: Duration = Duration::from_secs(300);
+pub const HINT_CEILING: Duration = Duration::from_secs(300);
 
 /// A longer ceiling is taken as this one, so that adding a believed wait to the clock cannot overflow.
 pub(crate) const CEILING_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -310,7 +310,7 @@ impl<F> fmt::Debug for ClassifyFn<F> {
 }
 
 /// Classifies by HTTP status and headers, or by the judge's [`Stamp`] where the answer carries one. Any error is
-/// [`Class::Transport`]. Hints are believed up to [`DEFAULT_CEILING`].
+/// [`Class::Transport`]. Hints are believed up to [`HINT_CEILING`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ByStatus;
 
@@ -359,7 +359,7 @@ impl<B> Classify<Response<B>, Error> for Stamped {
 fn of_response<B>(response: &Response<B>) -> Outcome {
     match response.extensions().get::<Stamp>() {
         Some(stamp) => stamp.outcome,
-        None => Outcome::of_head(response.status(), response.headers(), DEFAULT_CEILING),
+        None => Outcome::of_head(response.status(), response.headers(), HINT_CEILING),
     }
 }
 
@@ -508,7 +508,7 @@ mod tests {
         if !name.is_empty() {
             headers.insert(name, value.parse().unwrap());
         }
-        Outcome::of_head(StatusCode::from_u16(status).unwrap(), &headers, DEFAULT_CEILING)
+        Outcome::of_head(StatusCode::from_u16(status).unwrap(), &headers, HINT_CEILING)
     }
 
     #[test]

@@ -36,7 +36,8 @@
 //! The client is any `Service<Request<B>, Response = Response<RB>> + Clone + Send + 'static` whose errors go into a
 //! [`BoxError`](crate::outcome::BoxError), with `RB: Body + Unpin` whose errors do too. `B` is `Clone` besides, since a retried
 //! request is sent again (`Full<Bytes>` is cheap to clone), and a `Body`, since its length is an estimate of its cost. Where one
-//! of these is missing the stack is built all the same, but is no `Service`, and the compiler says so where it is first used.
+//! of these is missing the stack is built all the same, but is no `Service`. A plain `ready` then only says that bounds are not met;
+//! name the request, `ServiceExt::<Request<MyBody>>::ready(&mut service)`, and the compiler says which.
 //!
 //! # What comes back
 //!
@@ -72,7 +73,7 @@
 //! ```
 //!
 //! An error is a [`RetryError`](crate::retry::RetryError): exhausted, with the request in it, or the inner
-//! [`Error`](crate::outcome::Error), and so is a body's. Who served it is in the answer's [`Stamp`](crate::outcome::Stamp).
+//! [`Error`](crate::outcome::Error). A body that breaks off fails with an `Error` too. Who served it is in the answer's [`Stamp`](crate::outcome::Stamp).
 //!
 //! What an org is doing is kept per model family, and `org.snapshot()` sums it up; of the requests that carry one [`Family`]
 //! look at `org.family(&family).snapshot()`.
@@ -115,7 +116,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A layer that boxes errors, such as tower's timeout, goes below the judge or above the retry. One that makes up answers, such
+//! A layer that boxes errors, such as tower's timeout, goes below the judge or above the retry; or anywhere, with
+//! `.map_err(Error::from_box)` above it: [errors of ours keep their class](crate::outcome::Error::from_box). One that makes up answers, such
 //! as tower-http's timeout, wants a body that has a `Default`: it goes above the judge, whose [`Answer`](crate::judge::Answer)
 //! has one whatever the client's bodies are (and there it bounds the gathering too). The example `custom_stack` has one, and a
 //! classifier of its own.
@@ -127,7 +129,7 @@ use tower_layer::Layer;
 use crate::{
     aimd::{AimdLimit, AimdLimitLayer, Settings},
     auth::{OrgAuth, OrgAuthLayer},
-    balance::{Members, OrgBalance, OrgBalanceLayer},
+    balance::{MAX_UNBOUND, Members, OrgBalance, OrgBalanceLayer},
     judge::{JudgeLayer, JudgeService},
     org::{BuildError, Family, Org, Orgs},
     outcome::Stamped,
@@ -229,6 +231,8 @@ impl Stack {
         // What can be wrong is said now, not when a model family is first asked for.
         let check = |org: &Org| OrgAuthLayer::new(org).map(drop);
         self.orgs.iter().try_for_each(check)?;
+        // As many as a driver keeps alive of one family, or the orgs' slots would not all find a call waiting.
+        let live = self.limit.caps().families().chain([Family::default()]).map(|family| self.live_bound(&family)).max();
         let Stack { orgs, limit, judge, timeout, retry } = self;
         let judge = timeout.into_iter().fold(judge, JudgeLayer::timeout);
         let balance = OrgBalanceLayer::new(orgs, move |org: &Org, client: C| {
@@ -238,7 +242,8 @@ impl Stack {
             let metered = QuotaHeaderLayer::new(org).layer(judged);
             AimdLimitLayer::with_settings(org, &limit).classify(Stamped).layer(metered)
         });
-        Ok(retry.layer(balance.check(check).layer(client)))
+        let balance = balance.check(check).max_unbound(live.unwrap_or(0).max(MAX_UNBOUND))?;
+        Ok(retry.layer(balance.layer(client)))
     }
 }
 

@@ -835,3 +835,23 @@ twins! {
     scenario_unlimited_120_slots: "unlimited-120-slots.toml",
     scenario_unlimited_1ms: "unlimited-1ms.toml",
 }
+
+#[tokio::test(start_paused = true)]
+async fn as_many_calls_can_be_made_as_a_driver_keeps_alive_however_many_the_orgs() {
+    let stack = Stack::new(orgs(["a", "b", "c", "d", "e", "f"]));
+    let family = Family::of_model("claude-haiku-4-5");
+    let bound = stack.live_bound(&family);
+    assert_eq!(bound, 6 * 120 * 2);
+    let client = tower::service_fn(|_: Request<Full<Bytes>>| {
+        std::future::pending::<Result<Response<Full<Bytes>>, std::io::Error>>()
+    });
+    let mut service = stack.build(client).unwrap();
+    let mut made = vec![];
+    for _ in 0..bound {
+        // Made and not polled: none of them has an org.
+        let request = Request::post("/v1/messages").extension(family.clone()).body(Full::default()).unwrap();
+        made.push(service.ready().await.unwrap().call(request));
+    }
+    let mut ready = tokio_test::task::spawn(service.ready());
+    tokio_test::assert_pending!(ready.poll());
+}

@@ -50,11 +50,11 @@ pub(crate) struct Args {
 
     /// The most concurrent calls per org and model family. Else TOWER_QUOTA_CAP_<FAMILY> from the environment, the org's
     /// own cap from the file, or a default for the family.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one::<NonZeroUsize>)]
     pub(crate) cap: Option<NonZeroUsize>,
 
     /// How often a request may fail before it ends as `transient`; a 429 does not count. Default 5.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one::<NonZeroU32>)]
     pub(crate) max_attempts: Option<NonZeroU32>,
 
     /// How long one attempt may take: 30s, 5m, or plain seconds.
@@ -86,17 +86,18 @@ pub(crate) struct Args {
     #[arg(long, short)]
     pub(crate) quiet: bool,
 
-    /// How many requests the demonstration sends.
-    #[arg(long, value_name = "N", default_value_t = 6_000, conflicts_with = "input")]
-    pub(crate) demo_requests: u64,
+    /// How many requests the demonstration sends. Default 6000.
+    // No default for clap to see: an argument that is always there would undo what others require.
+    #[arg(long, value_name = "N", conflicts_with = "input")]
+    pub(crate) demo_requests: Option<u64>,
 
     /// The demonstration's provider has no quota.
     #[arg(long, conflicts_with = "input")]
     pub(crate) demo_unlimited: bool,
 
-    /// The seed of the demonstration's provider.
-    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "input")]
-    pub(crate) seed: u64,
+    /// The seed of the demonstration's provider. Default 1.
+    #[arg(long, value_name = "N", conflicts_with = "input")]
+    pub(crate) seed: Option<u64>,
 }
 
 /// A [`Dialect`], as an argument.
@@ -117,10 +118,16 @@ impl From<Speech> for Dialect {
     }
 }
 
+fn at_least_one<N: std::str::FromStr>(text: &str) -> Result<N, String> {
+    text.parse().map_err(|_| "must be a number, at least 1".to_owned())
+}
+
 fn duration(text: &str) -> Result<Duration, String> {
     let duration = match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?,
-        Err(_) => humantime::parse_duration(text).map_err(|error| error.to_string())?,
+        Err(_) => {
+            humantime::parse_duration(text).map_err(|_| "no time such as 30s, 5m, or plain seconds".to_owned())?
+        }
     };
     if duration.is_zero() {
         return Err("must be more than zero".to_owned());
@@ -133,10 +140,9 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 fn base_url(text: &str) -> Result<Uri, String> {
-    let uri: Uri = text.parse().map_err(|error: http::uri::InvalidUri| error.to_string())?;
-    match (uri.scheme_str(), uri.authority()) {
-        (Some("http" | "https"), Some(_)) => Ok(uri),
-        _ => Err("must begin with http:// or https://".to_owned()),
+    match text.parse::<Uri>() {
+        Ok(uri) if matches!(uri.scheme_str(), Some("http" | "https")) && uri.authority().is_some() => Ok(uri),
+        _ => Err("no address that begins with http:// or https://".to_owned()),
     }
 }
 

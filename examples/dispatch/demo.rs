@@ -15,6 +15,8 @@ use crate::{Failure, args::Args, input::Item};
 const ORGS: [(&str, f64); 3] = [("large", 7_200.0), ("medium", 4_800.0), ("small", 1_200.0)];
 /// The median time of a call, in milliseconds.
 const P50_MS: f64 = 50.0;
+/// How many requests are sent unless the command line says otherwise.
+pub(crate) const REQUESTS: u64 = 6_000;
 
 /// A running provider and the way to it.
 pub(crate) struct Demo {
@@ -31,13 +33,13 @@ fn key(name: &str) -> String {
 pub(crate) async fn start(args: &Args) -> Result<Demo, Failure> {
     let dialect = args.dialect.map(Dialect::from).unwrap_or_default();
     let mut config = sim::Config::new(dialect)
-        .seed(args.seed)
+        .seed(args.seed.unwrap_or(1))
         .latency(sim::Latency::new(P50_MS, 0.3))
         .unlimited(args.demo_unlimited);
     for (name, rpm) in ORGS.iter().filter(|(name, _)| args.single_org.as_deref().is_none_or(|only| only == *name)) {
         config = config.org(OrgConfig::new(*name, key(name)).requests_per_minute(*rpm));
     }
-    let fluid_limit = config.fluid_limit(args.demo_requests);
+    let fluid_limit = config.fluid_limit(args.demo_requests.unwrap_or(REQUESTS));
     let server = Sim::new(config)
         .map_err(Failure::new)?
         .serve()

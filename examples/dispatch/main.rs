@@ -90,7 +90,7 @@ async fn dispatch(args: &Args) -> Result<u8, Failure> {
 /// Sends made-up requests to the simulated provider.
 async fn demonstrate(args: &Args) -> Result<u8, Failure> {
     let demo = demo::start(args).await?;
-    let (dialect, total) = (demo.orgs.dialect(), args.demo_requests);
+    let (dialect, total) = (demo.orgs.dialect(), args.demo_requests.unwrap_or(demo::REQUESTS));
     let job = Job {
         orgs: chosen(args, demo.orgs)?,
         what: format!("{total} requests to a simulated provider at {}", demo.server.addr()),
@@ -218,6 +218,7 @@ impl Job {
         // Before the output is touched: an org that cannot be used is a bad command line.
         let wire = Wire::new(args, &orgs, &families).map_err(Failure::new)?;
         let over: Vec<_> = orgs.iter().map(|org| format!("{} at {}", org.name(), org.reached_at())).collect();
+        writable(args)?;
         if args.dry_run {
             let mut read = 0u64;
             while next()?.is_some() {
@@ -237,6 +238,21 @@ impl Job {
     }
 }
 
+/// Whether what is to be written can be: that is better known before anything is sent. What is there stays as it is.
+fn writable(args: &Args) -> Result<(), Failure> {
+    for (name, path) in [("--output", &args.output), ("--report", &args.report)] {
+        let Some(path) = path.as_deref().filter(|path| !is_standard(path)) else { continue };
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let tried = match std::fs::metadata(path) {
+            Ok(there) if there.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+            Ok(_) => std::fs::OpenOptions::new().append(true).open(path).map(drop),
+            Err(_) => std::fs::read_dir(folder).map(drop),
+        };
+        tried.map_err(|error| Failure(format!("{name} {}: {error}", path.display())))?;
+    }
+    Ok(())
+}
+
 fn open_output(args: &Args) -> Result<Output, Failure> {
     // Answers to real requests go somewhere; those of the demonstration only where it is said.
     let path = args.output.as_deref().or(args.input.as_ref().map(|_| Path::new("-")));
@@ -246,8 +262,8 @@ fn open_output(args: &Args) -> Result<Output, Failure> {
 
 /// An empty input: nothing to send, so no orgs are needed.
 async fn nothing(args: &Args) -> Result<u8, Failure> {
+    say("the input is empty; nothing was sent");
     if args.dry_run {
-        say("the input is empty; nothing was sent");
         return Ok(0);
     }
     open_output(args)?.close().await.result.map_err(Failure::new)?;

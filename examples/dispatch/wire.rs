@@ -12,7 +12,7 @@ use tower_quota::{
     aimd::{Caps, Settings},
     client,
     org::{BuildError, Family, Org, Orgs},
-    outcome::{BoxError, Class, DEFAULT_CEILING, Outcome, Stamp},
+    outcome::{BoxError, Class, HINT_CEILING, Outcome, Stamp},
     retry::{RateLimitRetryLayer, RetryError},
     stack::Stack,
 };
@@ -115,7 +115,7 @@ where
     let status = response.status();
     let class = match response.extensions().get::<Stamp>() {
         Some(stamp) => stamp.outcome.class,
-        None => Outcome::of_head(status, response.headers(), DEFAULT_CEILING).class,
+        None => Outcome::of_head(status, response.headers(), HINT_CEILING).class,
     };
     Ok(match Limited::new(response.into_body(), LARGEST).collect().await {
         Err(error) => Verdict::without_answer("transient", format!("the answer broke off: {}", in_one_line(&*error))),

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     org::{BuildError, Family, Org},
-    outcome::DEFAULT_CEILING,
+    outcome::HINT_CEILING,
 };
 
 /// How a limit moves. Made by [`Settings::builder`]; the defaults suit providers that announce their limits.
@@ -34,7 +34,7 @@ impl Default for Settings {
             cut: 0.5,
             bare_cut: 0.9,
             step: 1.0,
-            ceiling: DEFAULT_CEILING,
+            ceiling: HINT_CEILING,
             spread: Duration::from_millis(50),
             backoff: Duration::from_millis(250),
             backoff_max: Duration::from_secs(30),
@@ -273,6 +273,11 @@ impl Caps {
             "haiku" => 120,
             _ => 40,
         })
+    }
+
+    /// The families that have a cap of their own, by default or by what was set.
+    pub(crate) fn families(&self) -> impl Iterator<Item = Family> + '_ {
+        ["sonnet", "haiku"].map(Family::new).into_iter().chain(self.families.keys().cloned())
     }
 }
 

@@ -12,7 +12,7 @@ use crate::org::{BuildError, Org, Orgs};
 
 /// Calls made and not yet bound, by default, before the balancer is not ready: enough that a member that becomes ready
 /// always finds a request waiting, few enough that waiting costs no memory worth naming.
-const MAX_UNBOUND: usize = 1_024;
+pub const MAX_UNBOUND: usize = 1_024;
 
 /// Balances over orgs: given the orgs, and a function that wraps the inner service into one org's stack.
 #[derive(Clone)]
@@ -47,7 +47,8 @@ impl<F> OrgBalanceLayer<F> {
     /// The calls of all model families count together, because readiness cannot see what it will be asked for: where the orgs
     /// are held for one family and its calls fill the bound, callers of the other families wait as well, until one of those
     /// calls is bound or dropped. So let what you keep alive of any one family stay below the bound, as
-    /// [`Stack::live_bound`](crate::stack::Stack::live_bound) does with the default caps of up to four orgs, or raise it.
+    /// [`Stack::live_bound`](crate::stack::Stack::live_bound) does with the default caps of up to four orgs, or raise it. The
+    /// ready-made stack raises it to the largest of its live bounds.
     ///
     /// # Errors
     /// If it is 0.

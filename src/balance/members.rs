@@ -115,7 +115,8 @@ impl Members {
         self.0.waiting()
     }
 
-    /// What the boards say now, of each member and each model family that was asked for so far.
+    /// What the boards say now, of each member and each model family that was asked for so far: none before the first call
+    /// ([`orgs`](Self::orgs) names the members from the start).
     #[must_use]
     pub fn snapshots(&self) -> Vec<Snapshot> {
         let families = self.waiting();

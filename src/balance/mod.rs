@@ -75,7 +75,7 @@
 //!
 //! // Retune: half as many calls at most, and twice the share of the load that its sibling attracts.
 //! let research = members.get("research").ok_or("no such org")?;
-//! research.retune(Tuning::new().cap(20).weight(2.0))?;
+//! research.retune(Tuning::new().cap(20).weight(2.0))?; // in every family; the whole org's snapshot shows their sum, here of one
 //! assert_eq!(research.snapshot().limit.ok_or("no limiter yet")?.cap, 20);
 //!
 //! // One org goes, when its last call has ended; another comes.
@@ -101,7 +101,7 @@ mod table;
 pub use self::{
     fleet::NoOrgLeft,
     future::BalanceFuture,
-    layer::OrgBalanceLayer,
+    layer::{MAX_UNBOUND, OrgBalanceLayer},
     members::{MemberError, Members},
     service::OrgBalance,
 };

@@ -13,7 +13,7 @@ use crate::{
 
 /// The largest body that is gathered unless told otherwise: 32 MiB. Anthropic's documented limit for a *request* is 32 MB, and
 /// answers are smaller.
-pub const DEFAULT_CEILING: u64 = 32 << 20;
+pub const BODY_CEILING: u64 = 32 << 20;
 
 /// Which bodies are gathered.
 #[non_exhaustive]
@@ -59,8 +59,8 @@ impl Default for Rules {
     fn default() -> Self {
         Rules {
             gather: Gather::default(),
-            ceiling: DEFAULT_CEILING,
-            hint_ceiling: outcome::DEFAULT_CEILING,
+            ceiling: BODY_CEILING,
+            hint_ceiling: outcome::HINT_CEILING,
             timeout: None,
             scrub: None,
         }
@@ -78,8 +78,8 @@ impl Rules {
 }
 
 impl JudgeLayer {
-    /// A judge that gathers every body up to [`DEFAULT_CEILING`], believes hints up to
-    /// [`outcome::DEFAULT_CEILING`], and has no timeout.
+    /// A judge that gathers every body up to [`BODY_CEILING`], believes hints up to
+    /// [`outcome::HINT_CEILING`], and has no timeout.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -100,7 +100,7 @@ impl JudgeLayer {
         self
     }
 
-    /// Sets the longest "not before" that is believed, instead of [`outcome::DEFAULT_CEILING`]. More than a year is taken as a
+    /// Sets the longest "not before" that is believed, instead of [`outcome::HINT_CEILING`]. More than a year is taken as a
     /// year.
     #[must_use]
     pub fn hint_ceiling(mut self, ceiling: Duration) -> Self {

@@ -66,5 +66,5 @@ mod service;
 
 pub use body::Answer;
 pub use future::{Elapsed, JudgeFuture};
-pub use layer::{DEFAULT_CEILING, Gather, JudgeLayer};
+pub use layer::{BODY_CEILING, Gather, JudgeLayer};
 pub use service::JudgeService;

@@ -3,7 +3,7 @@
 //! A bucket is known only through answers. What one says about what remains was true when its call arrived, so every call
 //! sent after it, or too close before it to tell, is counted as not yet counted there.
 
-use crate::outcome::DEFAULT_CEILING;
+use crate::outcome::HINT_CEILING;
 
 /// A moment, or a span of time, in seconds: a moment since its ledger's beginning. A double keeps nanoseconds apart for a hundred
 /// days, and sums of it are a tenth of the work that clock readings make.
@@ -350,7 +350,7 @@ impl Bucket {
 const PLAUSIBLE: std::ops::RangeInclusive<f64> = 1e-3..=1e15;
 
 /// The longest wait that is believed without another answer: as long as for hints.
-const BELIEVED: Seconds = DEFAULT_CEILING.as_secs() as Seconds;
+const BELIEVED: Seconds = HINT_CEILING.as_secs() as Seconds;
 
 /// Further away than any quota's window; keeps moments in range.
 pub(super) const FAR: Seconds = 86_400.0;

@@ -219,7 +219,7 @@ fn a_hint_beyond_the_ceiling_parks_the_org_until_a_probe() {
     law.ended(call, hinted(now, Duration::from_secs(999_999)), 40, now);
     let hold = law.hold().unwrap();
     assert_eq!(hold.reason, HoldReason::Parked);
-    assert_eq!(hold.until, now + crate::outcome::DEFAULT_CEILING);
+    assert_eq!(hold.until, now + crate::outcome::HINT_CEILING);
     assert_eq!(law.slots(hold.until), 1);
     let call = law.admitted(1, hold.until);
     law.ended(call, ok(), 1, hold.until);
