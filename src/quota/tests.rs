@@ -668,6 +668,26 @@ fn when_nothing_is_reserved_a_full_bucket_takes_a_call_dearer_than_it_holds_howe
     }
 }
 
+#[test]
+fn one_call_that_never_ends_keeps_a_bounded_part_of_what_was_sent_meanwhile_where_answers_say_nothing() {
+    let mut law = Law::new();
+    let stuck = law.call(Cost::default()).unwrap();
+    for _ in 0..300_000 {
+        law.wait(MS);
+        let call = law.call(Cost::default()).unwrap();
+        law.answer(call, &Readings::default());
+    }
+    assert!(law.quota.ledger_len() <= 1 << 16, "{}", law.quota.ledger_len());
+    // What it says after all that is too old to be believed, and does no harm.
+    law.answer(stuck, &requests(60.0, 0.0));
+    assert!(law.admits());
+    let call = law.call(Cost::default()).unwrap();
+    law.wait(MS);
+    law.answer(call, &requests(60.0, 9.0));
+    assert_eq!(law.capacity(Resource::Requests), 10.0);
+    assert!(law.quota.ledger_len() < 10, "what was kept is let go at once");
+}
+
 // Whatever comes.
 
 #[derive(Clone, Debug)]
