@@ -168,15 +168,15 @@ impl Permit {
 impl After {
     fn see_to(self, gate: &SlotGate, outcome: Outcome) {
         if let Some(limit) = self.throttled {
-            gate.read(|slots| {
-                tracing::debug!(
-                    org = slots.org.name(),
-                    family = slots.org.model_family().as_str(),
-                    limit,
-                    hint = outcome.not_before.is_some(),
-                    "throttled"
-                );
-            });
+            // Whoever reads the log may call back into the org.
+            let org = gate.read(|slots| slots.org.clone());
+            tracing::debug!(
+                org = org.name(),
+                family = org.model_family().as_str(),
+                limit,
+                hint = outcome.not_before.is_some(),
+                "throttled"
+            );
         }
         if let Some(org) = self.idle {
             org.tell_idle();

@@ -81,7 +81,9 @@ fn usage_at_the_end(body: &[u8]) -> Option<Said> {
         let said = values.next()?.ok()?;
         // What encloses it ends with the body, and nothing begins between: so it is the answer itself.
         let after = near[brace..].get(values.byte_offset()..)?.trim_ascii_end().strip_suffix(b"}")?;
-        return memchr::memchr3(b'{', b'}', b'[', after).is_none().then_some(said);
+        // Said once more after it, the last word counts; escaped, it may be that too.
+        let again = memchr::memchr(b'\\', after).is_some() || memchr::memmem::find(after, b"\"usage\"").is_some();
+        return (!again && memchr::memchr3(b'{', b'}', b'[', after).is_none()).then_some(said);
     }
     None
 }
@@ -163,6 +165,26 @@ impl<'de> Deserialize<'de> for Said {
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Said, A::Error> {
                 while items.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Said::default())
+            }
+
+            fn visit_u64<E>(self, _: u64) -> Result<Said, E> {
+                Ok(Said::default())
+            }
+
+            fn visit_i64<E>(self, _: i64) -> Result<Said, E> {
+                Ok(Said::default())
+            }
+
+            fn visit_f64<E>(self, _: f64) -> Result<Said, E> {
+                Ok(Said::default())
+            }
+
+            fn visit_bool<E>(self, _: bool) -> Result<Said, E> {
+                Ok(Said::default())
+            }
+
+            fn visit_str<E>(self, _: &str) -> Result<Said, E> {
                 Ok(Said::default())
             }
 
@@ -362,6 +384,12 @@ mod tests {
             (r#"{"usage":{"input_tokens":1},"text":"\\","a":"usage"}"#, Some((1, 0))),
             (r#"{"message":{"id":"x","usage":{"input_tokens":1}}}"#, None),
             (r#"{"usage":{"input_tokens":1},"usage":{"input_tokens":2}}"#, Some((2, 0))),
+            // Said twice, the last word counts, whatever it is and however it is written.
+            (r#"{"usage":{"input_tokens":1},"usage":null}"#, None),
+            (r#"{"usage":{"input_tokens":1},"\u0075s\u0061ge" : 7,"id":"x"}"#, None),
+            (r#"{"usage":7,"usage":{"input_tokens":1},"id":"x"}"#, Some((1, 0))),
+            (r#"{"usage":"no","usage":{"input_tokens":1},"z":[]}"#, Some((1, 0))),
+            (r#"{"usage":{"input_tokens":1},"id":"usage","text":"\u0075"}"#, Some((1, 0))),
             (r#"{"message":{"usage":{"input_tokens":1}}}"#, None),
             (r#"[{"usage":{"input_tokens":1}}]"#, None),
             (r#"{"usage":{"input_tokens":1"#, None),
@@ -416,7 +444,69 @@ mod tests {
         })
     }
 
+    /// An answer as a writer may set it down who says things twice, in escapes, and with blanks.
+    fn written() -> impl Strategy<Value = String> {
+        let blank = || prop::sample::select(vec!["", "", "", " ", "\n\t"]);
+        let key = || {
+            prop::sample::select(vec![
+                r#""usage""#,
+                r#""usage""#,
+                r#""\u0075sage""#,
+                r#""usag\u0065""#,
+                r#""input_tokens""#,
+                r#""input\u005ftokens""#,
+                r#""output_tokens""#,
+                r#""completion_tokens""#,
+                r#""a""#,
+                r#""\\usage""#,
+                r#""\"usage""#,
+                r#""u\"usage\"""#,
+                r#"":{""#,
+            ])
+        };
+        let leaf = prop_oneof![
+            3 => (0..99u32).prop_map(|n| n.to_string()),
+            1 => prop::sample::select(vec![
+                "null", "true", "-1", "1.5", "1e3", "99999999999999999999", "-0", "{}", "[]", "[{}]",
+                r#""usage""#, r#""\"usage\":{\"input_tokens\":9}}""#, r#""\u0022usage\u0022:{""#, r#"",""#, r#""}""#, r#""\\""#, r#""\u0000""#,
+            ]).prop_map(str::to_owned),
+        ];
+        let object = move |value: BoxedStrategy<String>| {
+            prop::collection::vec((key(), blank(), blank(), value, blank()), 0..5).prop_map(|fields| {
+                let fields: Vec<_> = fields.iter().map(|(k, a, b, v, c)| format!("{c}{k}{a}:{b}{v}{c}")).collect();
+                format!("{{{}}}", fields.join(","))
+            })
+        };
+        let value = leaf.prop_recursive(2, 12, 4, move |inner| {
+            prop_oneof![
+                1 => prop::collection::vec(inner.clone(), 0..3).prop_map(|items| format!("[{}]", items.join(","))),
+                4 => object(inner.boxed()),
+            ]
+        });
+        let top = prop_oneof![1 => value.clone(), 9 => object(value.boxed())];
+        let garbage = prop::sample::select(vec!["}", "x", "\0", "{}", ",", "]"]);
+        let end = prop_oneof![9 => blank(), 1 => garbage];
+        (top, end).prop_map(|(value, end)| value + end)
+    }
+
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        #[test]
+        fn however_an_answer_is_written_its_end_says_what_the_whole_says(text in written(), before in prop_oneof![3 => Just(0), 1 => 0..1_200_usize]) {
+            let text = " ".repeat(before) + &text;
+            let counts = |said: Option<Said>| said.map(|said| {
+                (said.input_tokens, said.prompt_tokens, said.output_tokens, said.completion_tokens)
+            });
+            // What is no JSON need not be told from what is.
+            if serde_json::from_str::<IgnoredAny>(&text).is_ok() {
+                if let Some(found) = usage_at_the_end(text.as_bytes()) {
+                    let whole = serde_json::from_str::<Answered>(&text).expect("it is JSON");
+                    prop_assert_eq!(counts(Some(found)), counts(whole.usage));
+                }
+            }
+        }
+
         #[test]
         fn what_is_found_from_the_end_is_what_the_whole_says(answer in json(), pretty: bool, before in 0_usize..1_200) {
             let text = if pretty { serde_json::to_string_pretty(&answer) } else { serde_json::to_string(&answer) }.unwrap();

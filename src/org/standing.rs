@@ -118,7 +118,8 @@ impl Org {
     /// requests that name none included.
     #[must_use]
     pub fn is_out(&self) -> bool {
-        self.board.is_out.load(Relaxed) && (!self.whole || self.boards().iter().all(|board| board.is_out.load(Relaxed)))
+        // A call writes itself into the line, then looks here; whoever puts the org out says so here, then looks at the line.
+        self.board.is_out.load(SeqCst) && (!self.whole || self.boards().iter().all(|board| board.is_out.load(SeqCst)))
     }
 
     /// Why it is out, if it is.

@@ -44,6 +44,9 @@ pub(crate) struct Bucket {
     at: Seconds,
     /// Reserved, not sent yet.
     pending: f64,
+    /// By so many. None means nothing, whatever a sum of fractions leaves over: a bucket that seems never to be full
+    /// would keep a call that is larger waiting.
+    reservations: usize,
     /// The pace: no call before.
     next: Seconds,
     /// When something was last reserved or learnt.
@@ -93,6 +96,7 @@ impl Bucket {
             level: 0.0,
             at: now,
             pending: 0.0,
+            reservations: 0,
             next: now,
             touched: now,
             reference: None,
@@ -178,6 +182,7 @@ impl Bucket {
         self.pace(cost, now);
         self.level -= cost;
         self.pending += cost;
+        self.reservations += 1;
         self.touched = now;
     }
 
@@ -193,7 +198,12 @@ impl Bucket {
     pub(crate) fn give_back(&mut self, cost: f64, now: Seconds) {
         self.refresh(now);
         self.level += cost;
-        self.pending -= cost;
+        self.end_reservation(cost);
+    }
+
+    fn end_reservation(&mut self, cost: f64) {
+        self.reservations = self.reservations.saturating_sub(1);
+        self.pending = if self.reservations == 0 { 0.0 } else { self.pending - cost };
     }
 
     /// When a call may be sent whose cost has been taken off already: when it is covered, or the bucket is as full as it gets.
@@ -206,7 +216,7 @@ impl Bucket {
 
     /// What was reserved is sent.
     pub(crate) fn sent(&mut self, cost: f64) {
-        self.pending -= cost;
+        self.end_reservation(cost);
         // One that was larger than the bucket: no provider runs up a debt of more than a bucket.
         self.level = self.level.max(-self.capacity - self.pending);
     }

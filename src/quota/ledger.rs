@@ -20,6 +20,10 @@ const LEARN: f64 = 0.2;
 /// No call has so many tokens. Beyond some such bound sums lose what is small.
 const TOKENS_MAX: f64 = 1e9;
 
+/// So many calls are remembered at most. Where no answer tells a quota, none is known to be counted, and one that never ends
+/// would keep all that were sent after it. An answer that so many calls were sent after is too old to be believed.
+const REMEMBERED: usize = 1 << 16;
+
 pub(crate) struct Quota {
     org: Org,
     buckets: [Bucket; Resource::ALL.len()],
@@ -149,6 +153,9 @@ impl Quota {
         self.each(&cost, Bucket::sent);
         for (spent, cost) in self.spent.iter_mut().zip(&cost) {
             *spent += cost;
+        }
+        if self.ledger.len() == REMEMBERED {
+            self.forget(1);
         }
         self.ledger.push_back(Entry { sent: now, closed: false, cost, spent: self.spent });
         self.first + self.ledger.len() as u64 - 1

@@ -631,6 +631,63 @@ fn one_call_that_never_ends_keeps_no_more_than_was_sent_meanwhile() {
     assert!(law.quota.ledger_len() < 50, "what is known is newer than the stuck call: {}", law.quota.ledger_len());
 }
 
+#[test]
+fn when_nothing_is_reserved_a_full_bucket_takes_a_call_dearer_than_it_holds_however_sums_were_rounded() {
+    let mut rng = fastrand::Rng::with_seed(1);
+    for _ in 0..100 {
+        let mut bucket = Bucket::new(0.0);
+        let full = |sent| Said {
+            per_minute: Some(600.0),
+            remaining: Some(1_000.0),
+            sent,
+            own: 0.0,
+            asked: 1.0,
+            reset: None,
+            spent: 0.0,
+            uncounted: 0.0,
+        };
+        bucket.learn(full(0.0), std::iter::empty(), 0.005, 0.0);
+        let mut now = 0.0;
+        let mut out = std::collections::VecDeque::new();
+        for _ in 0..rng.usize(1..100) {
+            now += rng.f64();
+            let (usual, cost) = (rng.f64() * 300.0, rng.f64() * 300.0);
+            bucket.reserve(usual, now);
+            bucket.true_up(usual, cost, now);
+            out.push_back(cost);
+            if rng.bool() {
+                out.drain(..).for_each(|cost| bucket.sent(cost));
+            } else {
+                out.pop_front().into_iter().for_each(|cost| bucket.give_back(cost, now));
+            }
+        }
+        out.drain(..).for_each(|cost| bucket.sent(cost));
+        now += 3_600.0;
+        bucket.learn(full(now - 1.0), std::iter::empty(), 0.005, now);
+        assert_eq!(bucket.opens_at(2_000.0, now), now, "{bucket:?}");
+    }
+}
+
+#[test]
+fn one_call_that_never_ends_keeps_a_bounded_part_of_what_was_sent_meanwhile_where_answers_say_nothing() {
+    let mut law = Law::new();
+    let stuck = law.call(Cost::default()).unwrap();
+    for _ in 0..300_000 {
+        law.wait(MS);
+        let call = law.call(Cost::default()).unwrap();
+        law.answer(call, &Readings::default());
+    }
+    assert!(law.quota.ledger_len() <= 1 << 16, "{}", law.quota.ledger_len());
+    // What it says after all that is too old to be believed, and does no harm.
+    law.answer(stuck, &requests(60.0, 0.0));
+    assert!(law.admits());
+    let call = law.call(Cost::default()).unwrap();
+    law.wait(MS);
+    law.answer(call, &requests(60.0, 9.0));
+    assert_eq!(law.capacity(Resource::Requests), 10.0);
+    assert!(law.quota.ledger_len() < 10, "what was kept is let go at once");
+}
+
 // Whatever comes.
 
 #[derive(Clone, Debug)]

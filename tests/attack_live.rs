@@ -1,0 +1,527 @@
+//! Attempts to break what may be done while calls run: from any thread, at any time, and from within a user's own code.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic, and so may its helpers")]
+
+mod support;
+mod support_balance;
+
+use std::{
+    cell::Cell,
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+        mpsc,
+    },
+    task::{Context, Poll, Wake, Waker},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body::{Body, Frame};
+use http_body_util::Full;
+use support::{Probe, Reply, ask};
+use tokio_test::task;
+use tower::{Layer, Service, ServiceExt};
+use tower_quota::{
+    aimd::{AimdLimitLayer, Held, Settings},
+    balance::{Members, OrgBalance, OrgBalanceLayer},
+    org::{Drained, Family, Org, Orgs, OutReason, Tuning},
+    outcome::{ByStatus, Class, Classify, Error, classify_fn},
+    quota::{Cost, Estimate, QuotaHeaderLayer},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MS: Duration = Duration::from_millis(1);
+
+/// On a thread of its own, since what fails here hangs.
+fn within_reason(name: &str, attack: impl FnOnce() + Send + 'static) {
+    let (send, done) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        attack();
+        send.send(()).unwrap();
+    });
+    match done.recv_timeout(60 * SECOND) {
+        Ok(()) => {}
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("{name} hangs"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => std::panic::resume_unwind(thread.join().unwrap_err()),
+    }
+}
+
+fn paused() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap()
+}
+
+// ---------------------------------------------------------------- 1. from within a user's own code
+
+/// Does something at every event of the log.
+struct AtEvents<F>(F);
+
+impl<S: tracing::Subscriber, F: Fn(&str) + 'static> tracing_subscriber::Layer<S> for AtEvents<F> {
+    fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        struct Message(String);
+        impl tracing::field::Visit for Message {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                if field.name() == "message" {
+                    self.0 = format!("{value:?}");
+                }
+            }
+        }
+        let mut message = Message(String::new());
+        event.record(&mut message);
+        (self.0)(&message.0);
+    }
+}
+
+#[test]
+fn whoever_reads_the_log_may_retune_the_org_it_is_about() {
+    within_reason("a log that retunes", || {
+        use tracing_subscriber::layer::SubscriberExt as _;
+        let org = Org::new("a");
+        let tuned = org.clone();
+        let log = AtEvents(move |message: &str| {
+            if message == "throttled" {
+                tuned.retune(Tuning::new().cap(3)).unwrap();
+            }
+        });
+        let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(log));
+        paused().block_on(async {
+            let refused = |_| Reply::Now(Ok(support::answer(429, &[("retry-after", "1")])));
+            let limit = AimdLimitLayer::new(&org).layer(Probe::new(refused));
+            assert_eq!(limit.oneshot(ask()).await.unwrap().status(), 429);
+        });
+        assert_eq!(org.snapshot().limit.unwrap().cap, 3);
+    });
+}
+
+/// Who meddles, from wherever it is asked to.
+#[derive(Clone, Default)]
+struct Busybody(Arc<Desk>);
+
+#[derive(Default)]
+struct Desk {
+    members: Mutex<Option<Members>>,
+    /// All orgs there ever were.
+    orgs: Mutex<Vec<Org>>,
+    acts: AtomicUsize,
+    drains: Mutex<Vec<Pin<Box<Drained>>>>,
+    quiet: AtomicBool,
+}
+
+thread_local! {
+    static MEDDLES: Cell<bool> = const { Cell::new(false) };
+}
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+impl Busybody {
+    fn org(&self, name: &str) -> Org {
+        let org = Org::new(name).cap(2);
+        self.0.orgs.lock().unwrap().push(org.clone());
+        org
+    }
+
+    fn members(&self) -> Option<Members> {
+        self.0.members.lock().unwrap().clone()
+    }
+
+    /// Does something to the pool, but not from within its own doing.
+    fn meddle(&self) {
+        if fastrand::u8(..8) > 0 || self.0.quiet.load(SeqCst) || MEDDLES.replace(true) {
+            return;
+        }
+        if let Some(members) = self.members() {
+            self.0.acts.fetch_add(1, SeqCst);
+            self.change(&members, NAMES[fastrand::usize(..NAMES.len())]);
+        }
+        MEDDLES.set(false);
+    }
+
+    fn change(&self, members: &Members, name: &str) {
+        let org = members.get(name);
+        match fastrand::u8(..14) {
+            0 => drop(members.disable(name)),
+            1..=3 => drop(members.enable(name)),
+            // One stays, so that calls wait and do not fail.
+            4 if name != "a" => drop(members.remove(name)),
+            5 | 6 => drop(members.add(self.org(name))),
+            7 => {
+                if let Ok(drain) = members.drain(name) {
+                    let mut drain = Box::pin(drain);
+                    let _ = drain.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::new(self.waker()))));
+                    self.0.drains.lock().unwrap().push(drain);
+                }
+            }
+            8 => {
+                let drains = std::mem::take(&mut *self.0.drains.lock().unwrap());
+                drop(drains);
+            }
+            9 => {
+                if let Some(org) = org {
+                    let tuning = Tuning::new().cap(fastrand::usize(1..6)).weight(fastrand::f64() + 0.1);
+                    org.retune(tuning).unwrap();
+                    org.family(&Family::new("x")).retune_family(Tuning::new().ceiling(MS)).unwrap();
+                }
+            }
+            10 => {
+                if let Some(org) = org.filter(|org| org.name() != "a") {
+                    org.put_out(OutReason::OutOfQuota);
+                    org.family(&Family::new("x")).put_family_out(OutReason::Unauthorised);
+                }
+            }
+            11 | 12 => drop(org.map(|org| org.bring_back())),
+            _ => {
+                drop((members.snapshots(), members.waiting(), format!("{members:?}")));
+                org.map(|org| (org.snapshot(), org.is_held(), org.load(), org.standing()));
+            }
+        }
+    }
+
+    fn waker(&self) -> MeddlingWaker {
+        MeddlingWaker(self.clone(), None)
+    }
+
+    /// All there may be, enabled and in.
+    fn put_right(&self) {
+        self.0.quiet.store(true, SeqCst);
+        let members = self.members().unwrap();
+        for name in NAMES {
+            let _ = members.add(self.org(name));
+            members.enable(name).unwrap();
+        }
+    }
+}
+
+/// Meddles when it is woken, and when it is dropped.
+struct MeddlingWaker(Busybody, Option<Waker>);
+
+impl Wake for MeddlingWaker {
+    fn wake(self: Arc<Self>) {
+        self.0.meddle();
+        self.1.iter().for_each(Waker::wake_by_ref);
+    }
+}
+
+impl Drop for MeddlingWaker {
+    fn drop(&mut self) {
+        self.0.meddle();
+    }
+}
+
+/// A client of one org, or an exchange, or a body: meddles in all that it does.
+struct Meddler(Busybody);
+
+impl Clone for Meddler {
+    fn clone(&self) -> Self {
+        self.0.meddle();
+        Meddler(self.0.clone())
+    }
+}
+
+impl Drop for Meddler {
+    fn drop(&mut self) {
+        self.0.meddle();
+    }
+}
+
+impl Service<Request<Full<Bytes>>> for Meddler {
+    type Response = Response<MeddlingBody>;
+    type Error = Infallible;
+    type Future = Exchange;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.0.meddle();
+        if fastrand::u8(..5) == 0 {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<Full<Bytes>>) -> Exchange {
+        self.0.meddle();
+        Exchange { client: self.clone(), polls: fastrand::u8(..4) }
+    }
+}
+
+struct Exchange {
+    client: Meddler,
+    polls: u8,
+}
+
+impl Future for Exchange {
+    type Output = Result<Response<MeddlingBody>, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.client.0.meddle();
+        if self.polls > 0 {
+            self.polls -= 1;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let mut response = Response::new(MeddlingBody(self.client.clone(), fastrand::u8(..3)));
+        if fastrand::u8(..20) == 0 {
+            *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+            response.headers_mut().insert("retry-after-ms", HeaderValue::from(fastrand::u16(..3)));
+        } else if fastrand::bool() {
+            let headers = response.headers_mut();
+            headers.insert("anthropic-ratelimit-requests-limit", HeaderValue::from(6_000_000));
+            headers.insert("anthropic-ratelimit-requests-remaining", HeaderValue::from(fastrand::u16(..100)));
+        }
+        Poll::Ready(Ok(response))
+    }
+}
+
+struct MeddlingBody(Meddler, u8);
+
+impl Body for MeddlingBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.0.meddle();
+        if self.1 == 0 {
+            return Poll::Ready(None);
+        }
+        self.1 -= 1;
+        if fastrand::bool() {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"x")))))
+    }
+}
+
+#[derive(Clone)]
+struct MeddlingEstimate(Meddler);
+
+impl<Req> Estimate<Req> for MeddlingEstimate {
+    fn cost(&self, _: &Req) -> Cost {
+        self.0.0.meddle();
+        Cost::tokens(Some(fastrand::f64() * 100.0), None)
+    }
+}
+
+/// Polls with another waker each time.
+fn meddled<F: Future>(busybody: &Busybody, future: F) -> impl Future<Output = F::Output> + use<F> {
+    let busybody = busybody.clone();
+    let mut future = Box::pin(future);
+    std::future::poll_fn(move |cx| {
+        let waker = Waker::from(Arc::new(MeddlingWaker(busybody.clone(), Some(cx.waker().clone()))));
+        future.as_mut().poll(&mut Context::from_waker(&waker))
+    })
+}
+
+fn request(family: &str) -> Request<Full<Bytes>> {
+    let mut request = Request::new(Full::default());
+    request.extensions_mut().insert(Family::new(family));
+    request
+}
+
+async fn one_call<M>(mut balance: OrgBalance<M>, family: &str) -> Result<(), Error>
+where
+    M: Service<Request<Full<Bytes>>, Response = Response<Held<MeddlingBody>>, Error = Infallible> + Clone,
+{
+    std::future::poll_fn(|cx| balance.poll_ready(cx)).await?;
+    let response = balance.call(request(family)).await?;
+    let mut body = response.into_body();
+    while let Some(frame) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+        frame.unwrap();
+    }
+    Ok(())
+}
+
+#[test]
+fn a_pool_may_be_changed_from_anywhere_in_a_users_own_code_on_several_threads_and_comes_to_rest() {
+    const TASKS: usize = 24;
+    const CALLS: usize = 150;
+    within_reason("a pool that is meddled with", || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
+        let busybody = Busybody::default();
+        let orgs = Orgs::new(NAMES.map(|name| busybody.org(name))).unwrap();
+        let settings = Settings::builder().start(1.0).spread(MS).backoff(MS, 4 * MS).build().unwrap();
+        let layer = {
+            let busybody = busybody.clone();
+            OrgBalanceLayer::new(orgs, move |org: &Org, client: Meddler| {
+                let quota = QuotaHeaderLayer::new(org).estimate(MeddlingEstimate(Meddler(busybody.clone())));
+                let classifier = Meddler(busybody.clone());
+                let classify = move |result: Result<&Response<MeddlingBody>, &Infallible>| {
+                    classifier.0.meddle();
+                    ByStatus.classify(result)
+                };
+                let limit = AimdLimitLayer::with_settings(org, &settings).classify(classify_fn(classify));
+                limit.layer(quota.layer(client))
+            })
+        };
+        let balance = layer.max_unbound(8).unwrap().layer(Meddler(busybody.clone()));
+        *busybody.0.members.lock().unwrap() = Some(balance.members());
+        let (ok, none_left) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        runtime.block_on(async {
+            // Whoever makes members must not meddle.
+            busybody.0.quiet.store(true, SeqCst);
+            one_call(balance.clone(), "x").await.unwrap();
+            one_call(balance.clone(), "y").await.unwrap();
+            busybody.0.quiet.store(false, SeqCst);
+            let tasks: Vec<_> = (0..TASKS)
+                .map(|task| {
+                    let (balance, busybody, ok, none_left) =
+                        (balance.clone(), busybody.clone(), ok.clone(), none_left.clone());
+                    tokio::spawn(async move {
+                        for _ in 0..CALLS {
+                            let family = if task % 3 == 0 { "x" } else { "y" };
+                            let mut call = Box::pin(meddled(&busybody, one_call(balance.clone(), family)));
+                            // Some are dropped after a few polls.
+                            let mut polls = if fastrand::u8(..4) == 0 { fastrand::usize(..6) } else { usize::MAX };
+                            let result = std::future::poll_fn(|cx| {
+                                if polls == 0 {
+                                    return Poll::Ready(None);
+                                }
+                                polls -= 1;
+                                call.as_mut().poll(cx).map(Some)
+                            });
+                            // Where all are disabled, somebody has to enable one.
+                            match tokio::time::timeout(20 * MS, result).await {
+                                Ok(Some(Ok(()))) => drop(ok.fetch_add(1, SeqCst)),
+                                Ok(Some(Err(error))) => {
+                                    assert_eq!(error.class(), Class::NoOrg, "{error}");
+                                    none_left.fetch_add(1, SeqCst);
+                                }
+                                Ok(None) => {}
+                                Err(_) => drop(busybody.members().unwrap().enable("a")),
+                            }
+                        }
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await.unwrap();
+            }
+            busybody.put_right();
+            let last = (0..100).map(|n| one_call(balance.clone(), if n % 2 == 0 { "x" } else { "y" }));
+            for call in futures_util::future::join_all(last).await {
+                call.unwrap();
+            }
+        });
+        let drains = std::mem::take(&mut *busybody.0.drains.lock().unwrap());
+        for drain in drains {
+            // Whichever it is, it knows.
+            assert!(task::spawn(drain).poll().is_ready());
+        }
+        println!(
+            "{} acts, {} calls answered, {} had no org",
+            busybody.0.acts.load(SeqCst),
+            ok.load(SeqCst),
+            none_left.load(SeqCst)
+        );
+        assert!(busybody.0.acts.load(SeqCst) > 1_000 && ok.load(SeqCst) > CALLS);
+        for org in busybody.0.orgs.lock().unwrap().iter() {
+            for org in org.families() {
+                let now = org.snapshot();
+                assert_eq!((now.in_flight, now.waiting), (0, 0), "{now:?}");
+            }
+        }
+        drop(balance);
+        *busybody.0.members.lock().unwrap() = None;
+        assert_eq!(Arc::strong_count(&busybody.0), 1, "instances are left");
+    });
+}
+
+// ---------------------------------------------------------------- 2. on real threads
+
+/// Answers after a few polls; refuses some, with and without a hint; fails to be ready now and then.
+#[derive(Clone)]
+struct Moody {
+    refuses: u8,
+}
+
+impl Service<u32> for Moody {
+    type Response = Response<u32>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<u32>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: u32) -> Self::Future {
+        let refuses = self.refuses;
+        Box::pin(async move {
+            for _ in 0..fastrand::u8(..4) {
+                tokio::task::yield_now().await;
+            }
+            let mut response = Response::new(request);
+            if fastrand::u8(..100) < refuses {
+                *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+                if fastrand::bool() {
+                    response.headers_mut().insert("retry-after-ms", HeaderValue::from(fastrand::u16(..3)));
+                }
+            }
+            Ok(response)
+        })
+    }
+}
+
+#[test]
+fn a_limit_that_is_retuned_and_refused_from_all_sides_forgets_nobody_and_never_admits_more_than_its_cap() {
+    const TASKS: u32 = 40;
+    const CALLS: u32 = 300;
+    within_reason("a limit that is retuned", || {
+        for refuses in [0, 1, 10] {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
+            let org = Org::new("a").cap(4);
+            let settings = Settings::builder()
+                .start(1.0)
+                .spread(Duration::ZERO)
+                .backoff(MS, 2 * MS)
+                .growth_per_second(1e9)
+                .build()
+                .unwrap();
+            let layer = AimdLimitLayer::with_settings(&org, &settings).release_at_head();
+            let limit = layer.layer(Moody { refuses });
+            let over = Arc::new(AtomicBool::new(false));
+            runtime.block_on(async {
+                let tuner = tokio::spawn({
+                    let (org, over) = (org.clone(), over.clone());
+                    async move {
+                        while !over.load(SeqCst) {
+                            let tuning = Tuning::new().cap(fastrand::usize(1..9)).ceiling(fastrand::u32(1..4) * MS);
+                            org.retune(tuning).unwrap();
+                            let seen = org.snapshot();
+                            assert!(seen.in_flight <= 8, "{seen:?}");
+                            tokio::task::yield_now().await;
+                        }
+                    }
+                });
+                let tasks: Vec<_> = (0..TASKS)
+                    .map(|_| {
+                        let mut limit = limit.clone();
+                        tokio::spawn(async move {
+                            for n in 0..CALLS {
+                                if fastrand::u8(..4) == 0 {
+                                    // Comes, waits or has a slot, and goes.
+                                    let mut passing = limit.clone();
+                                    let poll = |cx: &mut Context<'_>| Poll::Ready(passing.poll_ready(cx).is_ready());
+                                    if std::future::poll_fn(poll).await && fastrand::bool() {
+                                        drop(passing.call(n));
+                                    }
+                                }
+                                std::future::poll_fn(|cx| limit.poll_ready(cx)).await.unwrap();
+                                assert_eq!(limit.call(n).await.unwrap().into_body(), n);
+                            }
+                        })
+                    })
+                    .collect();
+                for task in tasks {
+                    task.await.unwrap();
+                }
+                over.store(true, SeqCst);
+                tuner.await.unwrap();
+            });
+            let seen = org.snapshot();
+            assert_eq!((seen.in_flight, seen.waiting), (0, 0), "{seen:?}");
+        }
+    });
+}
