@@ -367,8 +367,8 @@ async fn a_bad_command_line_is_exit_code_two_and_says_what() {
         (&["--input", "in.jsonl", "--orgs", "orgs.toml", "--report", "none/report.json"], "none/report.json"),
         (&["--input", "in.jsonl", "--orgs", "orgs.toml", "--dry-run", "--output", "none/out.jsonl"], "none/out.jsonl"),
         (&["--orgs", "orgs.toml"], "--input"),
-        (&["--orgs", "orgs.toml", "--demo-requests", "5"], "--input"),
-        (&["--base-url", "http://x.test", "--seed", "2", "--demo-requests", "5"], "--input"),
+        (&["--orgs", "orgs.toml", "--demo-requests", "5"], "--demo-requests"),
+        (&["--base-url", "http://x.test", "--demo-requests", "5"], "--demo-requests"),
         (&["--nonsense"], "--nonsense"),
     ] {
         let output = command(args).current_dir(bench.dir.path()).output().await.unwrap();

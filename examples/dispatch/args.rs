@@ -88,15 +88,15 @@ pub(crate) struct Args {
 
     /// How many requests the demonstration sends. Default 6000.
     // No default for clap to see: an argument that is always there would undo what others require.
-    #[arg(long, value_name = "N", conflicts_with = "input")]
+    #[arg(long, value_name = "N", conflicts_with_all = ["input", "orgs", "base_url"])]
     pub(crate) demo_requests: Option<u64>,
 
     /// The demonstration's provider has no quota.
-    #[arg(long, conflicts_with = "input")]
+    #[arg(long, conflicts_with_all = ["input", "orgs", "base_url"])]
     pub(crate) demo_unlimited: bool,
 
     /// The seed of the demonstration's provider. Default 1.
-    #[arg(long, value_name = "N", conflicts_with = "input")]
+    #[arg(long, value_name = "N", conflicts_with_all = ["input", "orgs", "base_url"])]
     pub(crate) seed: Option<u64>,
 }
 
