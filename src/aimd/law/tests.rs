@@ -676,10 +676,14 @@ proptest! {
                         seen = now;
                         prop_assert_eq!(moved, lazy.answered(call, outcome, in_flight, now));
                     }
+                    law.left(call);
+                    lazy.left(call);
                 },
                 Event::Drop { call } => if !flying.is_empty() {
                     let n = flying.len();
-                    flying.swap_remove(call % n);
+                    let call = flying.swap_remove(call % n);
+                    law.left(call);
+                    lazy.left(call);
                 },
                 Event::Wait { ms } => now += Duration::from_millis(ms),
                 Event::Retune { cap, floor, ceiling_ms } => {
@@ -695,6 +699,8 @@ proptest! {
             prop_assert_eq!(law.opens_at(flying.len(), now), lazy.opens_at(flying.len(), at));
             prop_assert_eq!(law.cell(), lazy.cell());
             prop_assert_eq!((law.open, law.clean, law.served), (lazy.open, lazy.clean, lazy.served));
+            prop_assert_eq!(law.young, flying.iter().filter(|call| call.epoch >= law.reopened).count());
+            prop_assert_eq!(law.young, lazy.young);
         }
     }
 }
