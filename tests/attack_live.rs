@@ -6,6 +6,7 @@ mod support;
 mod support_balance;
 
 use std::{
+    any::Any,
     cell::Cell,
     convert::Infallible,
     future::Future,
@@ -427,6 +428,62 @@ fn a_pool_may_be_changed_from_anywhere_in_a_users_own_code_on_several_threads_an
         *busybody.0.members.lock().unwrap() = None;
         assert_eq!(Arc::strong_count(&busybody.0), 1, "instances are left");
     });
+}
+
+/// Drops something, from within its second poll.
+#[derive(Clone, Default)]
+struct Dropper {
+    victim: Arc<Mutex<Option<Box<dyn Any + Send>>>>,
+    polls_before: Arc<AtomicUsize>,
+    open: Arc<AtomicBool>,
+}
+
+impl Service<Request<u32>> for Dropper {
+    type Response = Response<u32>;
+    type Error = Infallible;
+    type Future = std::future::Ready<Result<Response<u32>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        if self.polls_before.load(SeqCst) > 0 {
+            self.polls_before.fetch_sub(1, SeqCst);
+        } else {
+            let victim = self.victim.lock().unwrap().take();
+            drop(victim);
+        }
+        if self.open.load(SeqCst) { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    fn call(&mut self, request: Request<u32>) -> Self::Future {
+        std::future::ready(Ok(Response::new(request.into_body())))
+    }
+}
+
+#[test]
+fn a_members_own_poll_may_drop_the_last_call_in_line() {
+    for polls_before in 0..3 {
+        within_reason("a poll that drops a call", move || {
+            let dropper = Dropper::default();
+            let layer = {
+                let dropper = dropper.clone();
+                OrgBalanceLayer::new(Orgs::new([Org::new("a")]).unwrap(), move |_: &Org, ()| dropper.clone())
+            };
+            let mut balance = layer.layer(());
+            let mut first = task::spawn(balance.call(Request::new(1)));
+            assert!(first.poll().is_pending());
+            let mut victim = task::spawn(balance.call(Request::new(2)));
+            assert!(victim.poll().is_pending());
+            dropper.open.store(true, SeqCst);
+            balance.members().enable("a").unwrap();
+            assert!(first.is_woken());
+            dropper.polls_before.store(polls_before, SeqCst);
+            *dropper.victim.lock().unwrap() = Some(Box::new(victim));
+            // The second poll is for whoever is next in line.
+            assert!(first.poll().is_ready());
+            dropper.victim.lock().unwrap().take();
+            assert_eq!(balance.members().waiting()[&Family::default()], 0);
+            assert!(task::spawn(balance.call(Request::new(3))).poll().is_ready());
+        });
+    }
 }
 
 // ---------------------------------------------------------------- 2. on real threads
