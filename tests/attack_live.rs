@@ -6,6 +6,7 @@ mod support;
 mod support_balance;
 
 use std::{
+    any::Any,
     cell::Cell,
     convert::Infallible,
     future::Future,
@@ -28,9 +29,9 @@ use tokio_test::task;
 use tower::{Layer, Service, ServiceExt};
 use tower_quota::{
     aimd::{AimdLimitLayer, Held, Settings},
-    balance::{Members, OrgBalance, OrgBalanceLayer},
+    balance::{MemberError, Members, OrgBalance, OrgBalanceLayer},
     org::{Drained, Family, Org, Orgs, OutReason, Tuning},
-    outcome::{ByStatus, Class, Classify, Error, classify_fn},
+    outcome::{ByStatus, Class, Classify, Error, Stamp, classify_fn},
     quota::{Cost, Estimate, QuotaHeaderLayer},
 };
 
@@ -429,6 +430,62 @@ fn a_pool_may_be_changed_from_anywhere_in_a_users_own_code_on_several_threads_an
     });
 }
 
+/// Drops something, from within its second poll.
+#[derive(Clone, Default)]
+struct Dropper {
+    victim: Arc<Mutex<Option<Box<dyn Any + Send>>>>,
+    polls_before: Arc<AtomicUsize>,
+    open: Arc<AtomicBool>,
+}
+
+impl Service<Request<u32>> for Dropper {
+    type Response = Response<u32>;
+    type Error = Infallible;
+    type Future = std::future::Ready<Result<Response<u32>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        if self.polls_before.load(SeqCst) > 0 {
+            self.polls_before.fetch_sub(1, SeqCst);
+        } else {
+            let victim = self.victim.lock().unwrap().take();
+            drop(victim);
+        }
+        if self.open.load(SeqCst) { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    fn call(&mut self, request: Request<u32>) -> Self::Future {
+        std::future::ready(Ok(Response::new(request.into_body())))
+    }
+}
+
+#[test]
+fn a_members_own_poll_may_drop_the_last_call_in_line() {
+    for polls_before in 0..3 {
+        within_reason("a poll that drops a call", move || {
+            let dropper = Dropper::default();
+            let layer = {
+                let dropper = dropper.clone();
+                OrgBalanceLayer::new(Orgs::new([Org::new("a")]).unwrap(), move |_: &Org, ()| dropper.clone())
+            };
+            let mut balance = layer.layer(());
+            let mut first = task::spawn(balance.call(Request::new(1)));
+            assert!(first.poll().is_pending());
+            let mut victim = task::spawn(balance.call(Request::new(2)));
+            assert!(victim.poll().is_pending());
+            dropper.open.store(true, SeqCst);
+            balance.members().enable("a").unwrap();
+            assert!(first.is_woken());
+            dropper.polls_before.store(polls_before, SeqCst);
+            *dropper.victim.lock().unwrap() = Some(Box::new(victim));
+            // The second poll is for whoever is next in line.
+            assert!(first.poll().is_ready());
+            dropper.victim.lock().unwrap().take();
+            assert_eq!(balance.members().waiting()[&Family::default()], 0);
+            assert!(task::spawn(balance.call(Request::new(3))).poll().is_ready());
+        });
+    }
+}
+
 // ---------------------------------------------------------------- 2. on real threads
 
 /// Answers after a few polls; refuses some, with and without a hint; fails to be ready now and then.
@@ -524,4 +581,230 @@ fn a_limit_that_is_retuned_and_refused_from_all_sides_forgets_nobody_and_never_a
             assert_eq!((seen.in_flight, seen.waiting), (0, 0), "{seen:?}");
         }
     });
+}
+
+// ---------------------------------------------------------------- 3. panics
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    Ready,
+    Call,
+    Poll,
+    Classify,
+    Estimate,
+    Clone,
+}
+
+/// Panics the so many-eth time that it comes to some place.
+#[derive(Debug)]
+struct Fuse(At, AtomicUsize);
+
+impl Fuse {
+    fn comes(&self, at: At) {
+        if self.0 == at && self.1.fetch_sub(1, SeqCst) == 1 {
+            std::panic::resume_unwind(Box::new("the fuse"));
+        }
+    }
+}
+
+struct Fused(Arc<Fuse>);
+
+impl Clone for Fused {
+    fn clone(&self) -> Self {
+        self.0.comes(At::Clone);
+        Fused(self.0.clone())
+    }
+}
+
+impl Service<Request<Full<Bytes>>> for Fused {
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Full<Bytes>>, Infallible>>>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.0.comes(At::Ready);
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<Full<Bytes>>) -> Self::Future {
+        self.0.comes(At::Call);
+        let fuse = self.0.clone();
+        Box::pin(async move {
+            let mut polled = false;
+            let again = |cx: &mut Context<'_>| {
+                cx.waker().wake_by_ref();
+                if std::mem::replace(&mut polled, true) { Poll::Ready(()) } else { Poll::Pending }
+            };
+            std::future::poll_fn(again).await;
+            fuse.comes(At::Poll);
+            Ok(Response::default())
+        })
+    }
+}
+
+#[derive(Clone)]
+struct FusedEstimate(Arc<Fuse>);
+
+impl<Req> Estimate<Req> for FusedEstimate {
+    fn cost(&self, _: &Req) -> Cost {
+        self.0.comes(At::Estimate);
+        Cost::default()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_a_users_code_costs_its_own_call_and_nobody_elses() {
+    for at in [At::Ready, At::Call, At::Poll, At::Classify, At::Estimate, At::Clone] {
+        for nth in 1..12 {
+            let why = format!("{at:?}, time {nth}");
+            let fuse = Arc::new(Fuse(at, AtomicUsize::new(usize::MAX)));
+            let orgs = Orgs::new([Org::new("a").cap(1)]).unwrap();
+            let org = orgs.get("a").unwrap().clone();
+            let in_member = fuse.clone();
+            let layer = OrgBalanceLayer::new(orgs, move |org: &Org, client: Fused| {
+                let (estimate, classifier) = (FusedEstimate(in_member.clone()), in_member.clone());
+                let classify = move |result: Result<&Response<Full<Bytes>>, &Infallible>| {
+                    classifier.comes(At::Classify);
+                    ByStatus.classify(result)
+                };
+                let quota = QuotaHeaderLayer::new(org).estimate(estimate).layer(client);
+                AimdLimitLayer::new(org).classify(classify_fn(classify)).layer(quota)
+            });
+            let balance = layer.layer(Fused(fuse.clone()));
+            balance.clone().oneshot(request("x")).await.unwrap();
+            fuse.1.store(nth, SeqCst);
+            let mut calls: Vec<_> = (0..8)
+                .map(|_| {
+                    let mut balance = balance.clone();
+                    let ready =
+                        task::spawn(()).enter(|cx, _| Service::<Request<Full<Bytes>>>::poll_ready(&mut balance, cx));
+                    assert!(ready.is_ready());
+                    Some(task::spawn(balance.call(request("x"))))
+                })
+                .collect();
+            let (mut panics, mut ended, mut first) = (0, 0, true);
+            loop {
+                let mut moved = false;
+                for slot in &mut calls {
+                    let Some(call) = slot else { continue };
+                    if !first && !call.is_woken() {
+                        continue;
+                    }
+                    moved = true;
+                    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call.poll())) {
+                        Ok(Poll::Pending) => continue,
+                        Ok(Poll::Ready(result)) => {
+                            result.unwrap();
+                            ended += 1;
+                        }
+                        Err(_) => panics += 1,
+                    }
+                    // The drop of a call may have to put a clone in its place.
+                    let gone = slot.take();
+                    panics +=
+                        usize::from(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(gone))).is_err());
+                }
+                first = false;
+                if !moved {
+                    break;
+                }
+            }
+            fuse.1.store(usize::MAX, SeqCst);
+            assert!(panics <= 1 && ended + 1 >= 8, "{why}: {ended} ended, {panics} panics");
+            balance.clone().oneshot(request("x")).await.unwrap();
+            let seen = org.family(&Family::new("x")).snapshot();
+            assert_eq!((seen.in_flight, seen.waiting), (0, 0), "{why}");
+        }
+    }
+}
+
+// ---------------------------------------------------------------- 4. names, families, lines
+
+#[test]
+fn what_an_org_of_the_past_is_told_does_no_harm_to_its_namesake() {
+    let desk = support_balance::Desk::new(&["a"], 2);
+    let balance = desk.balance();
+    let mut old = support_balance::call(&balance, 1);
+    assert!(old.poll().is_pending());
+    let gone = balance.members().remove("a").unwrap();
+    let namesake = Org::new("a");
+    balance.members().add(namesake.clone()).unwrap();
+    assert_eq!(balance.members().add(gone.clone()), Err(MemberError::Twice { name: "a".into() }));
+    let mut new = support_balance::call(&balance, 2);
+    assert!(new.poll().is_pending());
+    let mut drain = task::spawn(balance.members().drain("a").unwrap());
+    assert!(drain.poll().is_pending());
+    desk.hand("a").answer(1, 401);
+    assert!(old.is_woken());
+    let Poll::Ready(Ok(answer)) = old.poll() else { panic!("it has ended") };
+    let stamp = answer.extensions().get::<Stamp>().unwrap();
+    assert!(stamp.org.as_ref().unwrap().same_board(&gone.family(&Family::default())));
+    assert_eq!((gone.is_out(), namesake.is_out()), (true, false));
+    assert!(!drain.is_woken(), "it was another's call");
+    desk.hand("a").answer(2, 200);
+    assert!(new.poll().is_ready());
+    assert!(drain.is_woken());
+    assert!(matches!(drain.poll(), Poll::Ready(Ok(()))));
+    // Nothing of it flies any more: it may come back, as it went.
+    balance.members().remove("a").unwrap();
+    balance.members().add(gone.clone()).unwrap();
+    assert!(gone.is_out(), "its key was refused");
+    let mut none = support_balance::call(&balance, 3);
+    assert!(matches!(none.poll(), Poll::Ready(Err(error)) if error.class() == Class::NoOrg));
+    balance.members().enable("a").unwrap();
+    let mut last = support_balance::call(&balance, 4);
+    assert!(last.poll().is_pending());
+    assert!(desk.hand("a").has(4));
+}
+
+#[test]
+fn three_hundred_families_in_line_hear_of_an_org_that_is_enabled_joins_is_brought_back_or_goes() {
+    type Acts = [fn(&Members); 2];
+    let acts: [(&str, Acts); 4] = [
+        ("enabled", [|members| members.disable("a").unwrap(), |members| members.enable("a").unwrap()]),
+        (
+            "joins",
+            [
+                |members| {
+                    members.add(Org::new("b")).unwrap();
+                    members.disable("b").unwrap();
+                    members.remove("a").unwrap();
+                },
+                |members| members.add(Org::new("c")).unwrap(),
+            ],
+        ),
+        (
+            "brought back",
+            [
+                |members| {
+                    members.add(Org::new("b")).unwrap();
+                    members.disable("b").unwrap();
+                    members.get("a").unwrap().put_out(OutReason::OutOfQuota);
+                },
+                |members| assert!(members.get("a").unwrap().bring_back()),
+            ],
+        ),
+        ("goes", [|members| members.disable("a").unwrap(), |members| drop(members.remove("a").unwrap())]),
+    ];
+    for (what, [before, after]) in acts {
+        let desk = support_balance::Desk::new(&["a"], 1_000);
+        let balance = desk.balance();
+        before(&balance.members());
+        let mut calls: std::collections::BTreeMap<_, _> = (0..900)
+            .map(|id| {
+                let mut call =
+                    support_balance::call_with(&balance, support_balance::of_family(id, &format!("f{}", id % 300)));
+                assert!(call.poll().is_pending());
+                (id, call)
+            })
+            .collect();
+        assert!(calls.values().all(|call| !call.is_woken()), "{what}");
+        after(&balance.members());
+        let ended = support_balance::settle(&mut calls);
+        let bound = desk.hands().iter().map(|hand| hand.in_flight().len()).sum::<usize>();
+        assert_eq!(bound + ended.len(), 900, "{what}");
+        assert_eq!(ended.len(), if what == "goes" { 900 } else { 0 }, "{what}");
+        drop(calls);
+        desk.assert_at_rest();
+    }
 }

@@ -290,11 +290,14 @@ impl<M> Member<M> {
 
     /// Nobody waits any more: whatever the instance has reserved or waits for is given up. Whether it has rung makes no
     /// difference: it may have taken the one half and been told of the other.
+    ///
+    /// Whoever polls it right now looks whether anybody waits once that is done. It may be us: a member's own poll may drop the
+    /// last call in line.
     pub(crate) fn stand_down(&self)
     where
         M: Clone,
     {
-        if !self.waits.load(SeqCst) {
+        if !self.waits.load(SeqCst) || self.bell.busy.load(SeqCst) {
             return;
         }
         self.renew(self.lock());

@@ -86,7 +86,7 @@ static OPENAI_ORGANIZATION: HeaderName = HeaderName::from_static("openai-organiz
 /// Reads both dialects at once. `wall` is used only where the answer has no `Date` and a reset is a moment.
 ///
 /// Never panics, allocates nothing, and reads no date where no reset is announced. Should an answer speak both
-/// dialects, Anthropic's figure counts where both name one; of a repeated header the first line counts.
+/// dialects, Anthropic's figure counts where both name one; of a repeated header the first readable line counts.
 #[must_use]
 pub fn read(headers: &HeaderMap, wall: SystemTime) -> Readings {
     let mut reference = None;
@@ -210,6 +210,7 @@ fn amount(value: &HeaderValue) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     const WALL: SystemTime = SystemTime::UNIX_EPOCH;
 
@@ -288,6 +289,28 @@ mod tests {
         let answer = headers(&[("x-ratelimit-remaining-requests", "-1"), ("x-ratelimit-limit-requests", " 60 ")]);
         let reading = read(&answer, WALL).get(Resource::Requests).expect("a limit");
         assert_eq!((reading.limit, reading.remaining), (Some(60.0), None));
+    }
+
+    #[test]
+    fn of_a_repeated_header_the_first_line_that_can_be_read_counts() {
+        let lines = ["-1", "many", "7", "8"].map(|value| ("x-ratelimit-remaining-requests", value));
+        let reading = read(&headers(&lines), WALL).get(Resource::Requests).expect("a figure");
+        assert_eq!(reading.remaining, Some(7.0));
+    }
+
+    proptest! {
+        #[test]
+        fn digits_are_read_as_any_number_is(
+            value in prop_oneof![
+                "[0-9]{1,40}",
+                "0{0,20}[0-9]{1,17}",
+                "[ \t]{0,2}[+-]?[0-9]{0,17}[.]?[0-9]{0,3}([eE][+-]?[0-9]{0,3})?[ \t]{0,2}",
+            ].prop_map(String::into_bytes).boxed().prop_union(proptest::collection::vec(32u8..=255, 0..18).boxed()),
+        ) {
+            let Ok(header) = HeaderValue::from_bytes(&value) else { return Ok(()) };
+            let plain = header.to_str().ok().and_then(|text| text.trim().parse::<f64>().ok());
+            prop_assert_eq!(amount(&header), plain.filter(|number| number.is_finite() && *number >= 0.0));
+        }
     }
 
     #[test]

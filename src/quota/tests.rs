@@ -688,6 +688,48 @@ fn one_call_that_never_ends_keeps_a_bounded_part_of_what_was_sent_meanwhile_wher
     assert!(law.quota.ledger_len() < 10, "what was kept is let go at once");
 }
 
+#[test]
+fn years_after_its_beginning_a_quota_is_paced_as_on_the_first_day_and_no_moment_it_names_is_too_early() {
+    let day = 86_400 * SECOND;
+    let run = |begin: Duration, leap: Duration| {
+        let mut law = Law::new();
+        law.wait(begin);
+        let start = law.now;
+        let mut provider = Provider::new(40.0, 0.5, law.now);
+        let mut flying = std::collections::VecDeque::new();
+        let (mut asked, mut refusals) = (0, 0);
+        for n in 0..3_000 {
+            if n == 1_500 {
+                law.wait(leap);
+            }
+            while let Some(at) = law.quota.opens_at(law.now) {
+                assert!(at > law.now);
+                (law.now, asked) = (at, asked + 1);
+            }
+            let call = law.call(Cost::default()).unwrap();
+            let (refused, remaining) = provider.arrive(law.now);
+            refusals += usize::from(refused);
+            flying.push_back((call, refused, remaining));
+            if flying.len() > 3 || n == 0 {
+                let (call, refused, remaining) = flying.pop_front().unwrap();
+                law.wait(100_u32 * Duration::from_nanos(7));
+                law.quota.answered(call, &requests(2_400.0, remaining), refused, None, law.now);
+            }
+        }
+        (asked, refusals, (law.now - start - leap).as_millis())
+    };
+    let expected = run(Duration::ZERO, Duration::ZERO);
+    assert!(expected.0 <= 3_000 && expected.1 == 0, "{expected:?}");
+    for begin in [100 * day, 3_650 * day, 36_500 * day] {
+        for leap in [Duration::ZERO, day, 400 * day, 30_000 * day] {
+            let seen = run(begin, leap);
+            let near = |a: usize, b: usize| a.abs_diff(b) <= 60;
+            assert!(near(seen.0, expected.0) && seen.1 == 0, "{begin:?} {leap:?}: {seen:?}, not {expected:?}");
+            assert!(seen.2.abs_diff(expected.2) < 1_000, "{begin:?} {leap:?}: {seen:?}, not {expected:?}");
+        }
+    }
+}
+
 // Whatever comes.
 
 #[derive(Clone, Debug)]
