@@ -363,6 +363,34 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn the_oldest_is_served_though_it_is_always_polled_last() {
+        let gate = gate(0, 0);
+        let mut oldest = waiter();
+        assert_pending!(poll(&gate, &mut oldest));
+        let mut others: Vec<_> = (0..3).map(|_| waiter()).collect();
+        for other in &mut others {
+            assert_pending!(poll(&gate, other));
+        }
+        for event in 0.. {
+            assert!(event < 6, "it is passed over again and again");
+            gate.update(|law, _| law.tokens = 1);
+            let mut served = false;
+            while !served {
+                for other in &mut others {
+                    if other.is_woken() && poll(&gate, other).is_ready() {
+                        served = true;
+                        // It comes back at once.
+                        assert_pending!(poll(&gate, other));
+                    }
+                }
+                if oldest.is_woken() && poll(&gate, &mut oldest).is_ready() {
+                    return;
+                }
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_newcomer_passes_the_call_on_when_those_called_do_not_come() {
         let gate = gate(0, 0);
         let mut gone: Vec<_> = (0..2).map(|_| waiter()).collect();

@@ -808,3 +808,49 @@ fn three_hundred_families_in_line_hear_of_an_org_that_is_enabled_joins_is_brough
         desk.assert_at_rest();
     }
 }
+
+// ---------------------------------------------------------------- 5. who comes first
+
+async fn hundredth_of_a_second(request: Request<Full<Bytes>>) -> Result<Response<Full<Bytes>>, Infallible> {
+    tokio::time::sleep(10 * MS).await;
+    Ok(Response::new(request.into_body()))
+}
+
+/// How many calls of ten tasks that never rest are answered before one is that the runtime's own future waits for. A runtime
+/// looks at that future after a whole batch of tasks, and whoever gives a slot back calls two.
+fn answered_before<S>(service: impl FnOnce() -> S) -> usize
+where
+    S: Service<Request<Full<Bytes>>, Error: std::fmt::Debug, Future: Send> + Clone + Send + 'static,
+{
+    paused().block_on(async {
+        let mut service = service();
+        let answered = Arc::new(AtomicUsize::new(0));
+        for _ in 0..10 {
+            let (mut service, answered) = (service.clone(), answered.clone());
+            tokio::spawn(async move {
+                loop {
+                    service.ready().await.unwrap().call(request("x")).await.unwrap();
+                    answered.fetch_add(1, SeqCst);
+                }
+            });
+        }
+        tokio::time::sleep(SECOND).await;
+        let before = answered.load(SeqCst);
+        let call = async { service.ready().await.unwrap().call(request("x")).await.unwrap() };
+        tokio::time::timeout(60 * SECOND, call).await.expect("it waits for ever");
+        answered.load(SeqCst) - before
+    })
+}
+
+#[test]
+fn whoever_blocks_on_a_call_is_served_beside_tasks_that_never_rest() {
+    let settings = Settings::builder().start(1.0).build().unwrap();
+    let limit = AimdLimitLayer::with_settings(&Org::new("a").cap(1), &settings);
+    let alone = answered_before(|| limit.layer(tower::service_fn(hundredth_of_a_second)));
+    let orgs = Orgs::new([Org::new("a").cap(1)]).unwrap();
+    let layer = OrgBalanceLayer::new(orgs, move |org: &Org, client| {
+        AimdLimitLayer::with_settings(org, &settings).layer(client)
+    });
+    let balanced = answered_before(|| layer.layer(tower::service_fn(hundredth_of_a_second)));
+    assert!(alone <= 20 && balanced <= 20, "{alone} and {balanced} went before it");
+}

@@ -149,12 +149,17 @@ impl Bucket {
     ///
     /// What would take longer than [`BELIEVED`] is not believed blindly, as hints are not: a figure may be wrong, and nothing but
     /// another answer puts it right. So one call goes whenever so much time has passed without any.
-    pub(crate) fn opens_at(&self, cost: f64, now: Seconds) -> Seconds {
+    ///
+    /// Where calls wait to be sent (`after_others`), they are covered before it by a head start: their timers ring beside the
+    /// alarm, and whoever is admitted in between makes them wait again.
+    pub(crate) fn opens_at(&self, cost: f64, after_others: bool, now: Seconds) -> Seconds {
         if !self.known() {
             return now;
         }
+        // What comes back while whoever may go first is late, or as much as there can be.
+        let head_start = if after_others { (self.refill * SLACK).min(self.capacity - self.pending) } else { 0.0 };
         // One that is larger than the bucket goes when the bucket is full; none goes while a call waits that does not fit.
-        let fits = self.fits_at(cost.max(0.0).min(self.capacity), now).min(self.touched + BELIEVED);
+        let fits = self.fits_at(cost.max(head_start).max(0.0).min(self.capacity), now).min(self.touched + BELIEVED);
         if cost <= 0.0 {
             return fits;
         }

@@ -34,6 +34,8 @@ pub(crate) struct Quota {
     first_open: u64,
     spent: PerResource,
     usual: Usual,
+    /// Calls that proved dearer than what was reserved for them, and wait in their own futures until they are covered.
+    unsent: usize,
     guard: Seconds,
     /// From here on all times are counted.
     began: Instant,
@@ -67,6 +69,7 @@ impl Quota {
             first_open: 0,
             spent: PerResource::default(),
             usual: Usual::default(),
+            unsent: 0,
             guard: guard.as_secs_f64(),
             began: now,
             impatient: vec![],
@@ -120,14 +123,29 @@ impl Quota {
         for ((bucket, reserved), cost) in self.buckets.iter_mut().zip(reserved).zip(&price) {
             bucket.true_up(*reserved, *cost, seconds);
         }
-        (price, self.send(price, now))
+        let sent = self.send_covered(price, now);
+        self.unsent += usize::from(sent.is_err());
+        (price, sent)
+    }
+
+    /// Sends a call that waits, if it is covered by now; or tells when.
+    pub(crate) fn send(&mut self, cost: PerResource, now: Instant) -> Result<u64, Instant> {
+        let sent = self.send_covered(cost, now);
+        self.unsent -= usize::from(sent.is_ok());
+        sent
     }
 
     /// Sends a call whose cost has been taken off, if it is covered; or tells when.
-    pub(crate) fn send(&mut self, cost: PerResource, now: Instant) -> Result<u64, Instant> {
+    fn send_covered(&mut self, cost: PerResource, now: Instant) -> Result<u64, Instant> {
         let seconds = self.seconds(now);
         let at = self.latest(&cost, |bucket, cost| bucket.covered_at(cost, seconds));
         if at > seconds { Err(self.instant(at, now)) } else { Ok(self.sent(cost, seconds)) }
+    }
+
+    /// When the next may be admitted.
+    fn opens(&self, now: Seconds) -> Seconds {
+        let usual = self.price(Cost::default());
+        self.latest(&usual, |bucket, cost| bucket.opens_at(cost, self.unsent > 0, now))
     }
 
     /// Remembers whom to wake when more is there than time alone brings.
@@ -143,7 +161,9 @@ impl Quota {
         std::mem::take(&mut self.impatient)
     }
 
-    pub(crate) fn give_back(&mut self, cost: &PerResource, now: Instant) {
+    /// What was reserved is not used, or a call that waits is given up (`unsent`).
+    pub(crate) fn give_back(&mut self, cost: &PerResource, unsent: bool, now: Instant) {
+        self.unsent -= usize::from(unsent);
         let now = self.seconds(now);
         self.each(cost, |bucket, cost| bucket.give_back(cost, now));
     }
@@ -322,11 +342,11 @@ impl Admission for Quota {
     type Grant = PerResource;
 
     fn admit(&mut self, now: Instant) -> Option<PerResource> {
-        let usual = self.price(Cost::default());
         let now = self.seconds(now);
-        if self.latest(&usual, |bucket, cost| bucket.opens_at(cost, now)) > now {
+        if self.opens(now) > now {
             return None;
         }
+        let usual = self.price(Cost::default());
         self.each(&usual, |bucket, cost| bucket.reserve(cost, now));
         Some(usual)
     }
@@ -337,9 +357,8 @@ impl Admission for Quota {
     }
 
     fn opens_at(&self, now: Instant) -> Option<Instant> {
-        let usual = self.price(Cost::default());
         let seconds = self.seconds(now);
-        let at = self.latest(&usual, |bucket, cost| bucket.opens_at(cost, seconds));
+        let at = self.opens(seconds);
         (at > seconds).then(|| self.instant(at, now))
     }
 

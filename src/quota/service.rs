@@ -32,6 +32,8 @@ pub struct QuotaHeader<S, E = ByBytes> {
 pub(super) struct Reserved {
     gate: Option<Arc<QuotaGate>>,
     cost: PerResource,
+    /// The call is made, and waits until its cost is covered.
+    unsent: bool,
 }
 
 impl Reserved {
@@ -62,7 +64,7 @@ impl Reserved {
         match sent {
             Ok(call) => Ok(Sent::new(gate, call)),
             Err(at) => {
-                self.cost = cost;
+                (self.cost, self.unsent) = (cost, true);
                 self.gate = Some(gate);
                 Err((self, at))
             }
@@ -74,7 +76,7 @@ impl Drop for Reserved {
     fn drop(&mut self) {
         if let Some(gate) = self.gate.take() {
             let impatient = gate.update(|quota, now| {
-                quota.give_back(&self.cost, now);
+                quota.give_back(&self.cost, self.unsent, now);
                 quota.impatient()
             });
             impatient.into_iter().for_each(Waker::wake);
@@ -116,7 +118,7 @@ where
         ready!(self.inner.poll_ready(cx))?;
         if self.reserved.is_none() {
             let cost = ready!(self.gate.poll_pass(cx, &mut self.place));
-            self.reserved = Some(Reserved { gate: Some(self.gate.clone()), cost });
+            self.reserved = Some(Reserved { gate: Some(self.gate.clone()), cost, unsent: false });
         }
         Poll::Ready(Ok(()))
     }

@@ -431,7 +431,7 @@ fn a_limit_that_shrinks_shrinks_the_burst_and_a_raised_one_has_to_show_a_larger(
         law.wait(3_600 * SECOND);
         let reserved = law.quota.admit(law.now).unwrap();
         assert!((law.level(Resource::Requests) - (capacity - 1.0)).abs() < 0.01, "{limit}");
-        law.quota.give_back(&reserved, law.now);
+        law.quota.give_back(&reserved, false, law.now);
     }
 }
 
@@ -572,7 +572,7 @@ fn a_reservation_that_is_given_back_leaves_no_trace() {
     for _ in 0..1_000 {
         let reserved = law.quota.admit(law.now).unwrap();
         assert_eq!(law.level(Resource::Requests), level - 1.0);
-        law.quota.give_back(&reserved, law.now);
+        law.quota.give_back(&reserved, false, law.now);
         assert_eq!(law.level(Resource::Requests), level);
     }
 }
@@ -664,7 +664,7 @@ fn when_nothing_is_reserved_a_full_bucket_takes_a_call_dearer_than_it_holds_howe
         out.drain(..).for_each(|cost| bucket.sent(cost));
         now += 3_600.0;
         bucket.learn(full(now - 1.0), std::iter::empty(), 0.005, now);
-        assert_eq!(bucket.opens_at(2_000.0, now), now, "{bucket:?}");
+        assert_eq!(bucket.opens_at(2_000.0, false, now), now, "{bucket:?}");
     }
 }
 
@@ -728,6 +728,34 @@ fn years_after_its_beginning_a_quota_is_paced_as_on_the_first_day_and_no_moment_
             assert!(seen.2.abs_diff(expected.2) < 1_000, "{begin:?} {leap:?}: {seen:?}, not {expected:?}");
         }
     }
+}
+
+#[test]
+fn a_call_that_waits_for_its_cost_goes_before_all_who_come_when_it_may_and_keeps_nobody_back_for_long() {
+    // A thousand tokens a second and in the bucket; nobody has said what calls use.
+    let mut law = Law::told(&[("tokens-limit", 60_000.0), ("tokens-remaining", 1_001.0)]);
+    let cost = Cost::tokens(Some(600.0), None);
+    law.call(cost).unwrap();
+    let waits = |law: &mut Law| {
+        let reserved = law.quota.admit(law.now).unwrap();
+        let (price, sent) = law.quota.call(&reserved, cost, law.now);
+        law.now = sent.unwrap_err();
+        price
+    };
+    let price = waits(&mut law);
+    assert!(!law.admits(), "its own timer and the alarm ring together");
+    law.wait(MS);
+    assert!(!law.admits(), "and it may be polled late");
+    law.quota.send(price, law.now).unwrap();
+    let price = waits(&mut law);
+    law.quota.give_back(&price, true, law.now);
+    law.call(cost).unwrap();
+    let _does_not_come = waits(&mut law);
+    assert!(!law.admits());
+    let opens = law.quota.opens_at(law.now).unwrap();
+    assert!(opens - law.now <= 10 * MS, "it keeps nobody back for long");
+    law.now = opens;
+    assert!(law.admits());
 }
 
 // Whatever comes.
@@ -804,11 +832,11 @@ proptest! {
                 }
                 Act::GiveBack(k) if !reserved.is_empty() => {
                     let grant = reserved.swap_remove(k % reserved.len());
-                    quota.give_back(&grant, now);
+                    quota.give_back(&grant, false, now);
                 }
                 Act::GiveBack(k) if !waiting.is_empty() => {
                     let price = waiting.swap_remove(k % waiting.len());
-                    quota.give_back(&price, now);
+                    quota.give_back(&price, true, now);
                 }
                 Act::Send(k) if !waiting.is_empty() => {
                     let price = waiting.swap_remove(k % waiting.len());
@@ -847,8 +875,8 @@ proptest! {
         // Once all that is out has come back or been given up, the next may go at the time that is told, or at least then the
         // way to it is shorter.
         // (Where something is reserved or waits, it may take that.)
-        for grant in reserved.iter().chain(&waiting) {
-            quota.give_back(grant, now);
+        for (grants, unsent) in [(&reserved, false), (&waiting, true)] {
+            grants.iter().for_each(|grant| quota.give_back(grant, unsent, now));
         }
         for call in flying {
             quota.close(call, now);
