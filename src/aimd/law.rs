@@ -305,9 +305,7 @@ impl Law {
         let grows = matches!(outcome.class, Class::Ok | Class::Rejected) && self.clean + 1 < self.open as usize;
         if grows {
             self.clean += 1;
-            self.served = true;
-            self.strikes = 0;
-            self.missed = 0;
+            self.answered_well();
         }
         grows
     }
@@ -339,9 +337,7 @@ impl Law {
     }
 
     fn served(&mut self, grow: bool, now: Instant) -> bool {
-        self.served = true;
-        self.strikes = 0;
-        self.missed = 0;
+        self.answered_well();
         if self.sounding {
             self.sounding = false;
             if !self.told {
@@ -362,6 +358,13 @@ impl Law {
         let reached = self.reached;
         self.new_window();
         self.full_window(reached, now) || paced
+    }
+
+    /// Refusals in a row begin anew.
+    fn answered_well(&mut self) {
+        self.served = true;
+        self.strikes = 0;
+        self.missed = 0;
     }
 
     fn pace_served(&mut self, now: Instant) -> bool {
