@@ -209,9 +209,6 @@ impl<M> Fleets<M> {
 /// Under the table's lock it is decided what is, and noted; what is dropped and who is woken comes after it.
 impl<M: Clone + Send + 'static> Pool for Table<M> {
     fn add(&self, org: Org) -> Result<(), MemberError> {
-        if org.own_cap() == Some(0) {
-            return Err(BuildError::new(format!("org {:?}: cap", org.name()), "must be at least 1").into());
-        }
         (self.check)(&org)?;
         let (fleets, _old);
         {
@@ -219,14 +216,7 @@ impl<M: Clone + Send + 'static> Pool for Table<M> {
             if table.find(org.name()).is_ok() {
                 return Err(MemberError::Twice { name: org.shared_name() });
             }
-            if org.speaks() != table.dialect {
-                let problem = format!(
-                    "it speaks {}, but the pool speaks {}: a pool holds one provider",
-                    org.speaks().name(),
-                    table.dialect.name()
-                );
-                return Err(BuildError::new(format!("org {:?}", org.name()), problem).into());
-            }
+            org.may_join(table.dialect)?;
             if !org.is_idle() {
                 return Err(MemberError::Busy { name: org.shared_name() });
             }

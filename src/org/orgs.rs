@@ -36,6 +36,22 @@ impl fmt::Display for BuildError {
 
 impl std::error::Error for BuildError {}
 
+impl Org {
+    /// Whether it can be in a pool that speaks `dialect`.
+    pub(crate) fn may_join(&self, dialect: Dialect) -> Result<(), BuildError> {
+        if self.speaks() != dialect {
+            let (its, pools) = (self.speaks().name(), dialect.name());
+            let problem = format!("it speaks {its}, but the pool speaks {pools}: a pool holds one provider");
+            return Err(BuildError::new(format!("org {:?}", self.name()), problem));
+        }
+        if self.own_cap() == Some(0) {
+            let problem = "must be at least 1; to leave an org unused, remove it";
+            return Err(BuildError::new(format!("org {:?}: cap", self.name()), problem));
+        }
+        Ok(())
+    }
+}
+
 impl Orgs {
     /// A pool of these orgs.
     ///
@@ -50,23 +66,7 @@ impl Orgs {
             if orgs[..i].iter().any(|other| other.name() == org.name()) {
                 return Err(BuildError::new(format!("org {:?}", org.name()), "this name is given twice"));
             }
-            if org.speaks() != first.speaks() {
-                return Err(BuildError::new(
-                    format!("org {:?}", org.name()),
-                    format!(
-                        "it speaks {}, but {:?} speaks {}: a pool holds one provider",
-                        org.speaks().name(),
-                        first.name(),
-                        first.speaks().name()
-                    ),
-                ));
-            }
-            if org.own_cap() == Some(0) {
-                return Err(BuildError::new(
-                    format!("org {:?}: cap", org.name()),
-                    "must be at least 1; to leave an org unused, remove it",
-                ));
-            }
+            org.may_join(first.speaks())?;
         }
         Ok(Orgs(orgs))
     }
