@@ -125,6 +125,11 @@ impl<A: Admission> Gate<A> {
         Poll::Pending
     }
 
+    /// Looks at the state, and changes nothing.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&A, Instant) -> T) -> T {
+        look(&self.lock().law, Instant::now())
+    }
+
     /// Changes the state; then those are called who can pass now, or the alarm is set for when the next can.
     pub(crate) fn update<T>(&self, change: impl FnOnce(&mut A, Instant) -> T) -> T {
         self.update_by(|law, clock| change(law, clock.read()))

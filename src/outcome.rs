@@ -406,13 +406,15 @@ pub struct Stamp {
     /// Whether that org does not admit calls for now (held, or out): whoever retries need not sleep, the next attempt waits
     /// below or goes elsewhere. Set by the balancer.
     pub held_below: bool,
+    /// Nothing of the call was sent (no connection came about): no provider has counted it.
+    pub unsent: bool,
 }
 
 impl Stamp {
     /// A stamp that says only what the answer means.
     #[must_use]
     pub const fn new(outcome: Outcome) -> Self {
-        Stamp { outcome, whole: false, usage: None, org: None, held_below: false }
+        Stamp { outcome, whole: false, usage: None, org: None, held_below: false, unsent: false }
     }
 }
 

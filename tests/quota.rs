@@ -12,6 +12,7 @@ use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt};
 use tower_quota::{
     org::Org,
+    outcome::{Class, Outcome, Stamp, Usage},
     quota::{Cost, Estimate, QuotaHeader, QuotaHeaderLayer},
 };
 
@@ -73,8 +74,11 @@ fn tokens(limit: &str, remaining: &str) -> Response<Script> {
     )
 }
 
-/// A layer whose first call was answered by `first`; all others wait to be released.
-async fn told(first: Response<Script>) -> (Org, Layered, Probe) {
+/// A layer whose first call used one token and was answered by `first`; all others wait to be released.
+async fn told(mut first: Response<Script>) -> (Org, Layered, Probe) {
+    let mut stamp = Stamp::new(Outcome::of(Class::Ok));
+    stamp.usage = Some(Usage::new(1, 0));
+    first.extensions_mut().insert(stamp);
     let org = Org::new("a");
     let layer = QuotaHeaderLayer::new(&org).estimate(ByHeader);
     let first = Mutex::new(Some(first));

@@ -15,21 +15,45 @@ use crate::outcome::{BoxError, Class, Error, Outcome, Usage};
 const SCRUBBED: &[u8] = b"***";
 
 /// What it means that no answer came: [`Class::Transport`], unless this machine had no socket to spare for the call. No org is
-/// to blame for that.
+/// to blame for that. Where no connection came about, nothing was sent.
 pub(super) fn fault(error: BoxError) -> Error {
     let mut error = Error::from_box(error);
+    if error.class() != Class::Transport {
+        return error;
+    }
+    let (mut local, mut unsent) = (false, false);
     let mut cause = error.source();
     while let Some(found) = cause {
-        if error.class() == Class::Transport && found.downcast_ref().is_some_and(is_local) {
-            error.stamp_mut().outcome = Outcome::of(Class::Local);
-            break;
-        }
+        let io = found.downcast_ref::<io::Error>();
+        local |= io.is_some_and(is_local);
+        unsent |= local || io.is_some_and(is_unconnected) || is_connect(found);
         // What an `io::Error` was made from is not among its sources.
         let made_from =
             found.downcast_ref().and_then(io::Error::get_ref).map(|inner| inner as &(dyn StdError + 'static));
         cause = made_from.or_else(|| found.source());
     }
+    let stamp = error.stamp_mut();
+    stamp.unsent = unsent;
+    if local {
+        stamp.outcome = Outcome::of(Class::Local);
+    }
     error
+}
+
+/// Nobody was reached.
+fn is_unconnected(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
+    matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable)
+}
+
+#[cfg(feature = "client")]
+fn is_connect(error: &(dyn StdError + 'static)) -> bool {
+    error.downcast_ref().is_some_and(hyper_util::client::legacy::Error::is_connect)
+}
+
+#[cfg(not(feature = "client"))]
+fn is_connect(_: &(dyn StdError + 'static)) -> bool {
+    false
 }
 
 fn is_local(error: &io::Error) -> bool {

@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Weak,
         atomic::{
             AtomicBool, AtomicU64, AtomicUsize,
             Ordering::{Relaxed, SeqCst},
@@ -16,7 +16,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{BuildError, Change, Family, Hold, LimitCell, Org, OutReason, Snapshot, Tuning, Why, lock};
+use super::{BuildError, Change, Family, Hold, LimitCell, Meters, Org, OutReason, Snapshot, Tuning, Why, lock};
 
 /// How many changes a board remembers: the last half minute of a provider that refuses every other second.
 const HISTORY: usize = 32;
@@ -54,6 +54,7 @@ struct Slow {
     hold: Option<Hold>,
     history: VecDeque<Change>,
     tuning: Tuning,
+    meters: Option<Weak<dyn Meters>>,
     out: Option<OutReason>,
     on_out: Watchers,
     on_tuning: Watchers,
@@ -172,6 +173,7 @@ impl Org {
         let mut history: Vec<_> = boards.iter().flat_map(|board| lock(&board.slow).history.clone()).collect();
         history.sort_by_key(|change| change.at);
         history.drain(..history.len().saturating_sub(HISTORY));
+        let meters: Vec<_> = boards.iter().filter_map(|board| lock(&board.slow).meters.as_ref()?.upgrade()).collect();
         let limits = boards.iter().filter_map(|board| lock(&board.slow).limit);
         let weight = lock(&self.board.slow).weight();
         Snapshot {
@@ -187,6 +189,7 @@ impl Org {
             weight,
             quota_told: boards.iter().any(|board| board.quota_told.load(Relaxed)),
             headroom: self.headroom(),
+            quota: meters.iter().flat_map(|meters| meters.read()).collect(),
             out: self.out_reason(),
             organisation: lock(&self.identity.organisation).clone(),
         }
@@ -243,6 +246,11 @@ impl Org {
     /// The provider's answers tell its quota.
     pub(crate) fn write_quota_told(&self) {
         self.board.quota_told.store(true, Relaxed);
+    }
+
+    /// Whoever keeps account of its quota now.
+    pub(crate) fn write_meters(&self, meters: Weak<dyn Meters>) {
+        let _dropped_later = lock(&self.board.slow).meters.replace(meters);
     }
 
     pub(crate) fn quota_told(&self) -> bool {

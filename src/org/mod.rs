@@ -26,6 +26,7 @@
 mod board;
 mod credential;
 mod family;
+mod meter;
 mod orgs;
 mod snapshot;
 mod standing;
@@ -40,10 +41,11 @@ use std::{
 use http::Uri;
 
 use self::board::Board;
-pub(crate) use self::standing::Membership;
+pub(crate) use self::{meter::Meters, standing::Membership};
 pub use self::{
     credential::{Credential, Dialect},
     family::Family,
+    meter::ResourceQuota,
     orgs::{BuildError, Orgs},
     snapshot::{Change, Hold, HoldReason, LimitCell, OutReason, Snapshot, Why},
     standing::{Drained, EnabledAgain, Standing},

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Family, Standing};
+use super::{Family, ResourceQuota, Standing};
 
 /// Why an org is not asked any more.
 #[non_exhaustive]
@@ -215,8 +215,18 @@ pub struct Snapshot {
     pub quota_told: bool,
     /// The least fraction left of any of its quotas, `0.0..=1.0`; 1 where nothing is known.
     pub headroom: f64,
+    /// Each resource of its quota that answers tell of; of a whole org those of all its families.
+    pub quota: Vec<ResourceQuota>,
     /// Why it is out, if it is.
     pub out: Option<OutReason>,
     /// The provider's own id for the org, from its answers: two keys with one id share one quota.
     pub organisation: Option<Arc<str>>,
+}
+
+impl Snapshot {
+    /// The resource of which the least is left: the one that binds first.
+    #[must_use]
+    pub fn binds(&self) -> Option<&ResourceQuota> {
+        self.quota.iter().min_by(|one, other| one.headroom().total_cmp(&other.headroom()))
+    }
 }

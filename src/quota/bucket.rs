@@ -13,14 +13,15 @@ pub(crate) type Seconds = f64;
 const MARK: f64 = 0.15;
 /// The same while somebody else spends too: with two copies on one key, 30 % brought refusals from 12 % to 0.6 %.
 const SHARED_MARK: f64 = 0.30;
-/// ... and at least so many calls' worth, or the whole bucket where that is less.
+/// ... and at least so many usual calls' worth, or the whole bucket where that is less.
 const MARK_CALLS: f64 = 6.0;
 /// ... and, while we are alone, at most so much of the refill: half the mark is never spent, and what a large bucket keeps
 /// unspent would be idle quota.
 const MARK_SPAN: Seconds = 0.3;
 /// A net refill below this part of the announced one means that somebody else spends too.
 const SHARED_BELOW: f64 = 0.9;
-/// The refill is observed over at least so long, and over so many calls' worth: less is noise.
+/// The refill is observed over at least so long, and over so many usual calls' worth, or so many times what figures are
+/// rounded to: less is noise.
 const OBSERVED_SPAN: Seconds = 1.0;
 const OBSERVED_CALLS: f64 = 60.0;
 /// A pace may catch up so much lateness: timers ring up to a millisecond late, and tasks later still.
@@ -53,7 +54,13 @@ pub(crate) struct Bucket {
     touched: Seconds,
     /// When the call was sent whose answer `level` rests on.
     reference: Option<Seconds>,
+    /// What the provider said then remains, and when it was read.
+    said: Option<(f64, Seconds)>,
     window: Option<Window>,
+    /// What a call costs on average.
+    usual: f64,
+    /// What figures are rounded to, as far as is known.
+    grain: f64,
 }
 
 /// Where an observation of the refill began.
@@ -100,7 +107,23 @@ impl Bucket {
             next: now,
             touched: now,
             reference: None,
+            said: None,
             window: None,
+            usual: 1.0,
+            grain: 1.0,
+        }
+    }
+
+    /// A bucket whose figures may come rounded.
+    pub(crate) fn rounded(mut self, grain: f64) -> Self {
+        self.grain = grain;
+        self
+    }
+
+    /// What a call costs on average.
+    pub(crate) fn usually(&mut self, cost: f64) {
+        if cost > 0.0 {
+            self.usual = cost;
         }
     }
 
@@ -108,7 +131,7 @@ impl Bucket {
         self.full > 0.0
     }
 
-    fn known(&self) -> bool {
+    pub(crate) fn known(&self) -> bool {
         self.announced.is_some() && self.reference.is_some()
     }
 
@@ -127,7 +150,9 @@ impl Bucket {
     fn mark(&self) -> f64 {
         let part =
             if self.shared { SHARED_MARK * self.capacity } else { (MARK * self.capacity).min(self.refill * MARK_SPAN) };
-        part.max(MARK_CALLS.min(self.capacity)).max(f64::MIN_POSITIVE)
+        // Rounding must not hide it.
+        let least = (MARK_CALLS * self.usual).max(if self.grain > 1.0 { 2.0 * self.grain } else { 0.0 });
+        part.max(least.min(self.capacity)).max(f64::MIN_POSITIVE)
     }
 
     /// The fraction left, 1 where nothing is known; and how much of it comes back in a second.
@@ -152,14 +177,16 @@ impl Bucket {
     ///
     /// Where calls wait to be sent (`after_others`), they are covered before it by a head start: their timers ring beside the
     /// alarm, and whoever is admitted in between makes them wait again.
-    pub(crate) fn opens_at(&self, cost: f64, after_others: bool, now: Seconds) -> Seconds {
+    ///
+    /// `large` is what few calls exceed: the request is not known yet, and one that does not fit would keep all others waiting.
+    pub(crate) fn opens_at(&self, cost: f64, large: f64, after_others: bool, now: Seconds) -> Seconds {
         if !self.known() {
             return now;
         }
         // What comes back while whoever may go first is late, or as much as there can be.
         let head_start = if after_others { (self.refill * SLACK).min(self.capacity - self.pending) } else { 0.0 };
         // One that is larger than the bucket goes when the bucket is full; none goes while a call waits that does not fit.
-        let fits = self.fits_at(cost.max(head_start).max(0.0).min(self.capacity), now).min(self.touched + BELIEVED);
+        let fits = self.fits_at(cost.max(large).max(head_start).max(0.0).min(self.capacity), now).min(self.touched + BELIEVED);
         if cost <= 0.0 {
             return fits;
         }
@@ -202,6 +229,7 @@ impl Bucket {
     /// Gives back what was reserved and never sent.
     pub(crate) fn give_back(&mut self, cost: f64, now: Seconds) {
         self.refresh(now);
+        self.pace(-cost, now);
         self.level += cost;
         self.end_reservation(cost);
     }
@@ -232,6 +260,13 @@ impl Bucket {
         self.level = (self.level + cost).min(self.capacity - self.pending);
     }
 
+    /// What was sent at one cost has proved to have another, and no answer has been believed yet that counts it.
+    pub(crate) fn settle(&mut self, taken: f64, used: f64, now: Seconds) {
+        self.refresh(now);
+        self.pace(used - taken, now);
+        self.level = (self.level + taken - used).min(self.capacity - self.pending);
+    }
+
     fn pace(&mut self, cost: f64, now: Seconds) {
         if !self.known() {
             return;
@@ -246,10 +281,10 @@ impl Bucket {
         if rate <= 0.0 {
             return;
         }
-        self.next = self.next.max(now - SLACK) + (cost / rate).clamp(0.0, FAR);
+        self.next = (self.next.max(now - SLACK) + (cost / rate).clamp(-FAR, FAR)).max(now - SLACK);
     }
 
-    /// Learns from an answer. `uncounted` are the calls that it says nothing certain about: when each was sent, in this
+    /// Learns from an answer: true if what is left is now reckoned from what it says. `uncounted` are the calls that it says nothing certain about: when each was sent, in this
     /// order, and its cost. They are looked at one by one only where it makes a difference.
     pub(crate) fn learn(
         &mut self,
@@ -257,13 +292,18 @@ impl Bucket {
         uncounted: impl Iterator<Item = (Seconds, f64)>,
         guard: Seconds,
         now: Seconds,
-    ) {
+    ) -> bool {
         if let Some(per_minute) = said.per_minute.filter(|limit| PLAUSIBLE.contains(limit)) {
             self.announce(per_minute / 60.0, now);
         }
-        let Some(remaining) = said.remaining.map(|remaining| remaining.min(*PLAUSIBLE.end())) else { return };
+        let Some(figure) = said.remaining.map(|remaining| remaining.min(*PLAUSIBLE.end())) else { return false };
+        if self.grain > 1.0 && figure % self.grain != 0.0 {
+            self.grain = 1.0;
+        }
+        // Of a figure that is rounded, half a grain may not be there.
+        let remaining = if self.grain > 1.0 { (figure - self.grain / 2.0).max(0.0) } else { figure };
         if self.announced.is_none() {
-            return;
+            return false;
         }
         let mut capacity = self.capacity.max(remaining + said.own);
         if capacity <= 0.0 {
@@ -273,9 +313,10 @@ impl Bucket {
         self.capacity = capacity;
         // Answers overtake one another: the one whose call was sent last knows best.
         if self.reference.is_some_and(|reference| reference > said.sent) {
-            return;
+            return false;
         }
         self.reference = Some(said.sent);
+        self.said = Some((figure, now));
         self.touched = now;
         self.observe(remaining, &said);
         if let Some(reset) = said.reset {
@@ -305,6 +346,7 @@ impl Bucket {
         if !self.shared && self.level >= mark {
             self.next = self.next.min(now);
         }
+        true
     }
 
     fn announce(&mut self, rate: f64, now: Seconds) {
@@ -330,7 +372,7 @@ impl Bucket {
     fn observe(&mut self, remaining: f64, said: &Said) {
         let Some(announced) = self.announced else { return };
         // What the bucket held before the call, rounded down by one unit: of a bucket of two requests one is half.
-        let held = (remaining + said.own - 1.0).max(remaining);
+        let held = (remaining + said.own - self.grain).max(remaining);
         if held >= 0.9 * self.capacity || self.capacity < 2.0 * said.own {
             // Nearly full, or too small to tell: what overflows is not seen, and nobody spends much. To take it for somebody
             // else's would make us slower, and so more overflow.
@@ -345,7 +387,7 @@ impl Bucket {
             return;
         };
         let span = said.sent - window.sent;
-        if span < OBSERVED_SPAN || span * announced < OBSERVED_CALLS {
+        if span < OBSERVED_SPAN || span * announced < OBSERVED_CALLS * self.usual.max(self.grain) {
             return;
         }
         let came_back = (remaining - window.remaining + said.spent - window.spent) / span;
@@ -355,10 +397,35 @@ impl Bucket {
         self.window = Some(begin);
     }
 
+    /// All that is known of it, for reports.
+    pub(crate) fn meter(&self, now: Seconds) -> Option<Meter> {
+        self.known().then(|| Meter {
+            per_minute: self.announced.map_or(0.0, |announced| announced * 60.0),
+            capacity: self.capacity,
+            remaining: self.level_at(now),
+            said: self.said,
+            refill: self.refill,
+            shared: self.shared,
+            reserved: self.pending,
+        })
+    }
+
     #[cfg(test)]
     pub(crate) fn state(&self) -> (f64, f64, f64, bool) {
         (self.capacity, self.level, self.refill, self.shared)
     }
+}
+
+/// What is known of a bucket at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Meter {
+    pub(crate) per_minute: f64,
+    pub(crate) capacity: f64,
+    pub(crate) remaining: f64,
+    pub(crate) said: Option<(f64, Seconds)>,
+    pub(crate) refill: f64,
+    pub(crate) shared: bool,
+    pub(crate) reserved: f64,
 }
 
 /// Figures outside make no sense, and would make figures that are no numbers.

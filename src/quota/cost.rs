@@ -1,7 +1,11 @@
 //! What a call costs, before it is sent.
 
+use std::fmt;
+
 use http::Request;
 use http_body::Body;
+
+use super::dialect::Resource;
 
 /// What a call is expected to cost besides being one request. `None` where only experience can tell.
 #[non_exhaustive]
@@ -11,13 +15,15 @@ pub struct Cost {
     pub input_tokens: Option<f64>,
     /// Output tokens.
     pub output_tokens: Option<f64>,
+    /// The most output tokens that the answer may have.
+    pub output_bound: Option<f64>,
 }
 
 impl Cost {
     /// A cost of so many tokens; `None` stands for what calls have used lately.
     #[must_use]
     pub const fn tokens(input_tokens: Option<f64>, output_tokens: Option<f64>) -> Self {
-        Cost { input_tokens, output_tokens }
+        Cost { input_tokens, output_tokens, output_bound: None }
     }
 }
 
@@ -45,3 +51,50 @@ impl<B: Body> Estimate<Request<B>> for ByBytes {
         Cost::tokens(if bytes == 0 { None } else { Some((bytes as f64 / 4.0).ceil()) }, None)
     }
 }
+
+/// A request is larger than anything that its org will ever take, by a limit that is known to be hard: it was not sent. The source of
+/// an [`Error`](crate::outcome::Error) of [`Class::TooLarge`](crate::outcome::Class::TooLarge).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TooLarge {
+    resource: Resource,
+    limit: f64,
+    asked: f64,
+}
+
+impl TooLarge {
+    pub(super) const fn new(resource: Resource, limit: f64, asked: f64) -> Self {
+        TooLarge { resource, limit, asked }
+    }
+
+    /// What there is too little of.
+    #[must_use]
+    pub const fn resource(&self) -> Resource {
+        self.resource
+    }
+
+    /// The most that is ever taken.
+    #[must_use]
+    pub const fn limit(&self) -> f64 {
+        self.limit
+    }
+
+    /// The least that the request costs, as far as can be told before it is sent.
+    #[must_use]
+    pub const fn asked(&self) -> f64 {
+        self.asked
+    }
+}
+
+impl fmt::Display for TooLarge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.resource {
+            Resource::InputTokens => "input tokens",
+            Resource::OutputTokens => "output tokens",
+            Resource::Tokens => "tokens",
+            Resource::Requests => "requests",
+        };
+        write!(f, "it needs at least {:.0} {what}, and no more than {:.0} are ever taken: make it smaller", self.asked, self.limit)
+    }
+}
+
+impl std::error::Error for TooLarge {}

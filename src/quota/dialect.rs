@@ -43,6 +43,9 @@ impl Resource {
     /// Every resource, in the order of [`Resource::index`].
     pub const ALL: [Self; 4] = [Self::Requests, Self::InputTokens, Self::OutputTokens, Self::Tokens];
 
+    /// Those that are counted in tokens.
+    pub(crate) const TOKENS: [Self; 3] = [Self::InputTokens, Self::OutputTokens, Self::Tokens];
+
     /// The place of this resource in [`Resource::ALL`], for tables by resource.
     #[must_use]
     pub const fn index(self) -> usize {

@@ -1,6 +1,7 @@
 //! The future of a metered call.
 
 use std::{
+    any::Any,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker, ready},
@@ -14,9 +15,10 @@ use tower_service::Service;
 
 use super::{
     dialect,
+    ledger::Verdict,
     service::{QuotaGate, Reserved},
 };
-use crate::outcome::Stamp;
+use crate::outcome::{BoxError, Error, Stamp};
 
 pin_project! {
     /// The future of a call through [`QuotaHeader`](super::QuotaHeader). Dropped before it is sent, it gives back what it
@@ -26,16 +28,17 @@ pin_project! {
         S: Service<Req>,
     {
         #[pin]
-        state: State<S, Req, S::Future>,
+        state: State<S, Req, S::Future, S::Error>,
     }
 }
 
 pin_project! {
     #[project = StateProj]
-    enum State<S, Req, F> {
+    enum State<S, Req, F, E> {
         // Rare and large, so on the heap: the common future stays small.
         Waiting { unsent: Option<Box<Unsent<S, Req>>>, sleep: Pin<Box<Sleep>> },
         Calling { #[pin] future: F, sent: Option<Sent> },
+        Refused { error: Option<E> },
         Done,
     }
 }
@@ -52,12 +55,31 @@ struct Unsent<S, Req> {
 pub(super) struct Sent {
     gate: Arc<QuotaGate>,
     call: u64,
+    /// What its input was estimated at.
+    estimate: Option<f64>,
     answered: bool,
 }
 
 impl Sent {
-    pub(super) fn new(gate: Arc<QuotaGate>, call: u64) -> Self {
-        Sent { gate, call, answered: false }
+    pub(super) fn new(gate: Arc<QuotaGate>, call: u64, estimate: Option<f64>) -> Self {
+        Sent { gate, call, estimate, answered: false }
+    }
+
+    /// No answer came. What may have arrived counts as made; what was never sent does not.
+    fn failed<E: 'static>(mut self, error: &E) {
+        let error = error as &dyn Any;
+        let boxed = || error.downcast_ref::<BoxError>()?.downcast_ref::<Error>();
+        self.answered = true;
+        let uncounted = error.downcast_ref().or_else(boxed).is_some_and(|error: &Error| error.stamp().unsent);
+        self.close(Verdict { uncounted, ..Verdict::default() });
+    }
+
+    fn close(&self, verdict: Verdict) {
+        let impatient = self.gate.update(|quota, now| {
+            quota.close(self.call, verdict, now);
+            quota.impatient()
+        });
+        impatient.into_iter().for_each(Waker::wake);
     }
 
     /// Learns from an answer's headers, whatever its status.
@@ -65,13 +87,14 @@ impl Sent {
         self.answered = true;
         let readings = dialect::read_amounts(response.headers());
         let usage = response.extensions().get::<Stamp>().and_then(|stamp| stamp.usage);
-        let refused = response.status() == StatusCode::TOO_MANY_REQUESTS;
+        let uncounted = response.status() == StatusCode::TOO_MANY_REQUESTS;
+        let verdict = Verdict { uncounted, usage, estimate: self.estimate };
         let organisation = dialect::organisation(response.headers());
         let impatient = self.gate.update(|quota, now| {
             // Resets cost a date each, and are of use only until they have told how large the buckets are.
             let readings =
                 if quota.is_sized() { readings } else { dialect::read(response.headers(), SystemTime::now()) };
-            quota.answered(self.call, &readings, refused, usage, now);
+            quota.answered(self.call, &readings, verdict, now);
             if let Some(id) = organisation {
                 quota.identify(id);
             }
@@ -84,7 +107,7 @@ impl Sent {
 impl Drop for Sent {
     fn drop(&mut self) {
         if !self.answered {
-            self.gate.update(|quota, now| quota.close(self.call, now));
+            self.close(Verdict::default());
         }
     }
 }
@@ -97,6 +120,10 @@ where
         QuotaFuture { state: State::Calling { future, sent: Some(sent) } }
     }
 
+    pub(super) fn refused(error: S::Error) -> Self {
+        QuotaFuture { state: State::Refused { error: Some(error) } }
+    }
+
     pub(super) fn waiting(inner: S, request: Req, reserved: Reserved, sleep: Sleep) -> Self {
         let unsent = Some(Box::new(Unsent { inner, request, reserved }));
         QuotaFuture { state: State::Waiting { unsent, sleep: Box::pin(sleep) } }
@@ -106,6 +133,7 @@ where
 impl<S, Req, RB> Future for QuotaFuture<S, Req>
 where
     S: Service<Req, Response = Response<RB>>,
+    S::Error: 'static,
 {
     type Output = Result<S::Response, S::Error>;
 
@@ -132,10 +160,17 @@ where
                     let result = ready!(future.poll(cx));
                     let sent = sent.take();
                     this.state.set(State::Done);
-                    if let (Some(sent), Ok(response)) = (sent, &result) {
-                        sent.answered(response);
+                    match (sent, &result) {
+                        (Some(sent), Ok(response)) => sent.answered(response),
+                        (Some(sent), Err(error)) => sent.failed(error),
+                        (None, _) => {}
                     }
                     return Poll::Ready(result);
+                }
+                StateProj::Refused { error } => {
+                    let error = error.take().expect("taken only when the state is left");
+                    this.state.set(State::Done);
+                    return Poll::Ready(Err(error));
                 }
                 StateProj::Done => panic!("polled after completion"),
             }

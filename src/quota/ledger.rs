@@ -6,34 +6,49 @@ use tokio::time::Instant;
 
 use super::{
     bucket::{Bucket, FAR, Said, Seconds},
-    cost::Cost,
+    cost::{Cost, TooLarge},
     dialect::{Readings, Resource},
+    experience::Experience,
 };
-use crate::{gate::Admission, org::Org, outcome::Usage};
+use crate::{
+    gate::Admission,
+    org::{Org, ResourceQuota},
+    outcome::Usage,
+};
 
 /// One figure for each resource, in the order of [`Resource::ALL`].
 pub(crate) type PerResource = [f64; Resource::ALL.len()];
 
-/// How much of what was learnt of a call's usual cost is replaced by the next answer's.
-const LEARN: f64 = 0.2;
-
-/// No call has so many tokens. Beyond some such bound sums lose what is small.
-const TOKENS_MAX: f64 = 1e9;
+/// Token figures come rounded to thousands by some.
+const GRAIN: f64 = 1_000.0;
 
 /// So many calls are remembered at most. Where no answer tells a quota, none is known to be counted, and one that never ends
 /// would keep all that were sent after it. An answer that so many calls were sent after is too old to be believed.
 const REMEMBERED: usize = 1 << 16;
 
+/// A bucket that no answer has mentioned for so long keeps no call in the ledger.
+const MENTIONED: Seconds = 10.0;
+
 pub(crate) struct Quota {
     org: Org,
     buckets: [Bucket; Resource::ALL.len()],
+    /// For each bucket the call whose answer it rests on, and the first call that this answer says nothing certain about.
+    rests_on: [Option<Reference>; Resource::ALL.len()],
     /// Calls in the order they were sent, from `first` on.
     ledger: VecDeque<Entry>,
     first: u64,
     /// No call before this one is open.
     first_open: u64,
+    /// What all calls were taken to cost when they were sent, and what has come off that since.
     spent: PerResource,
-    usual: Usual,
+    corrected: PerResource,
+    /// So that a sum over many calls is not made anew for each answer.
+    since: Since,
+    experience: Experience,
+    /// Whether some bucket counts tokens: else nobody need know what calls use.
+    meters_tokens: bool,
+    /// More than so much no request may cost.
+    hard: [Option<f64>; Resource::ALL.len()],
     /// Calls that proved dearer than what was reserved for them, and wait in their own futures until they are covered.
     unsent: usize,
     guard: Seconds,
@@ -47,28 +62,57 @@ struct Entry {
     sent: Seconds,
     /// Its answer has been read, or will not be.
     closed: bool,
+    /// What it costs, as far as is known now.
     cost: PerResource,
-    /// All sent up to and including this call.
+    /// How much less it costs than it was taken to when it was sent.
+    corrected: PerResource,
+    /// What all sent up to and including this call were taken to cost then.
     spent: PerResource,
 }
 
-/// What calls have used lately.
+#[derive(Clone, Copy)]
+struct Reference {
+    call: u64,
+    from: u64,
+    read: Seconds,
+}
+
+/// What has come off a call and all that were sent after it.
+#[derive(Default)]
+struct Since {
+    call: u64,
+    corrected: PerResource,
+}
+
+/// What an answer says of its own call.
 #[derive(Clone, Copy, Debug, Default)]
-struct Usual {
-    input: f64,
-    output: f64,
+pub(crate) struct Verdict {
+    /// The provider did not count it.
+    pub(crate) uncounted: bool,
+    /// What it used.
+    pub(crate) usage: Option<Usage>,
+    /// What its input was estimated at.
+    pub(crate) estimate: Option<f64>,
 }
 
 impl Quota {
-    pub(crate) fn new(org: Org, guard: Duration, now: Instant) -> Self {
+    pub(crate) fn new(org: Org, guard: Duration, quantile: f64, now: Instant) -> Self {
         Quota {
             org,
-            buckets: std::array::from_fn(|_| Bucket::new(0.0)),
+            buckets: Resource::ALL.map(|resource| match resource {
+                Resource::Requests => Bucket::new(0.0),
+                _ => Bucket::new(0.0).rounded(GRAIN),
+            }),
+            rests_on: [None; Resource::ALL.len()],
             ledger: VecDeque::new(),
             first: 0,
             first_open: 0,
             spent: PerResource::default(),
-            usual: Usual::default(),
+            corrected: PerResource::default(),
+            since: Since::default(),
+            experience: Experience::new(quantile),
+            meters_tokens: false,
+            hard: [None; Resource::ALL.len()],
             unsent: 0,
             guard: guard.as_secs_f64(),
             began: now,
@@ -87,19 +131,6 @@ impl Quota {
         since.and_then(|since| self.began.checked_add(since)).unwrap_or(now + Duration::from_secs_f64(FAR))
     }
 
-    fn price(&self, cost: Cost) -> PerResource {
-        // An estimate that makes no sense (an average over nothing is NaN) is none: it must not spoil what is known.
-        let sound = |tokens: &f64| tokens.is_finite() && *tokens >= 0.0;
-        let input = cost.input_tokens.filter(sound).unwrap_or(self.usual.input).min(TOKENS_MAX);
-        let output = cost.output_tokens.filter(sound).unwrap_or(self.usual.output).min(TOKENS_MAX);
-        let mut price = PerResource::default();
-        price[Resource::Requests.index()] = 1.0;
-        price[Resource::InputTokens.index()] = input;
-        price[Resource::OutputTokens.index()] = output;
-        price[Resource::Tokens.index()] = input + output;
-        price
-    }
-
     fn each(&mut self, costs: &PerResource, mut act: impl FnMut(&mut Bucket, f64)) {
         for (bucket, cost) in self.buckets.iter_mut().zip(costs) {
             act(bucket, *cost);
@@ -110,15 +141,34 @@ impl Quota {
         self.buckets.iter().zip(costs).map(|(bucket, cost)| at(bucket, *cost)).fold(0.0, f64::max)
     }
 
+    /// Whether a request can never be served, however long it waits.
+    pub(crate) fn too_large(&self, cost: &Cost) -> Option<TooLarge> {
+        let least = self.experience.least(cost);
+        let each = Resource::ALL.into_iter().zip(self.hard).zip(least);
+        each.filter_map(|((resource, limit), least)| Some((resource, limit?, least)))
+            .find(|(_, limit, least)| least > limit)
+            .map(|(resource, limit, least)| TooLarge::new(resource, limit, least))
+    }
+
+    pub(crate) fn set_quantile(&mut self, quantile: f64) {
+        self.experience = Experience::new(if quantile.is_nan() { 1.0 } else { quantile.clamp(0.5, 1.0) });
+    }
+
+    /// No request of more than `limit` is ever served.
+    pub(crate) fn set_hard(&mut self, resource: Resource, limit: f64) {
+        self.hard[resource.index()] = Some(limit);
+    }
+
     /// The reservation becomes a call of this cost. Sent at once if it is covered; else it stays taken off, and the time is
     /// told when it will be covered.
     pub(crate) fn call(
         &mut self,
         reserved: &PerResource,
-        cost: Cost,
+        cost: &Cost,
         now: Instant,
     ) -> (PerResource, Result<u64, Instant>) {
-        let price = self.price(cost);
+        let price = self.experience.price(cost);
+        self.experience.asked(&price);
         let seconds = self.seconds(now);
         for ((bucket, reserved), cost) in self.buckets.iter_mut().zip(reserved).zip(&price) {
             bucket.true_up(*reserved, *cost, seconds);
@@ -144,8 +194,9 @@ impl Quota {
 
     /// When the next may be admitted.
     fn opens(&self, now: Seconds) -> Seconds {
-        let usual = self.price(Cost::default());
-        self.latest(&usual, |bucket, cost| bucket.opens_at(cost, self.unsent > 0, now))
+        let (usual, large) = (self.experience.usual(), self.experience.large());
+        let each = self.buckets.iter().zip(usual.iter().zip(large));
+        each.map(|(bucket, (usual, large))| bucket.opens_at(*usual, *large, self.unsent > 0, now)).fold(0.0, f64::max)
     }
 
     /// Remembers whom to wake when more is there than time alone brings.
@@ -177,7 +228,8 @@ impl Quota {
         if self.ledger.len() == REMEMBERED {
             self.forget(1);
         }
-        self.ledger.push_back(Entry { sent: now, closed: false, cost, spent: self.spent });
+        let entry = Entry { sent: now, closed: false, cost, corrected: PerResource::default(), spent: self.spent };
+        self.ledger.push_back(entry);
         self.first + self.ledger.len() as u64 - 1
     }
 
@@ -185,97 +237,131 @@ impl Quota {
         usize::try_from(call.checked_sub(self.first)?).ok().filter(|i| *i < self.ledger.len())
     }
 
-    /// An answer was read. `refused`: the provider did not count the call.
-    pub(crate) fn answered(
-        &mut self,
-        call: u64,
-        readings: &Readings,
-        refused: bool,
-        usage: Option<Usage>,
-        now: Instant,
-    ) {
+    /// An answer was read.
+    pub(crate) fn answered(&mut self, call: u64, readings: &Readings, verdict: Verdict, now: Instant) {
         let now = self.seconds(now);
-        if let Some(usage) = usage {
-            self.learn_usual(usage);
-        }
+        self.meters_tokens |= Resource::TOKENS.iter().any(|resource| readings.get(*resource).is_some());
+        self.settle(call, verdict, now);
         let Some(position) = self.position(call) else { return };
-        let asked = self.ledger[position].cost;
-        if refused {
-            self.refund(position, now);
+        if !readings.is_empty() {
+            self.learn(position, readings, verdict, now);
         }
-        if readings.is_empty() {
-            self.closed(call, now);
-            return;
+        self.closed(call, now);
+    }
+
+    /// No answer of this call will be read any more. It is kept while one that was sent at about the same time may still be.
+    pub(crate) fn close(&mut self, call: u64, verdict: Verdict, now: Instant) {
+        let now = self.seconds(now);
+        self.settle(call, verdict, now);
+        self.closed(call, now);
+    }
+
+    /// What a call costs is known, now or at last.
+    fn settle(&mut self, call: u64, verdict: Verdict, now: Seconds) {
+        let position = self.position(call);
+        let used = if verdict.uncounted {
+            PerResource::default()
+        } else {
+            let Some(usage) = verdict.usage.filter(|_| self.meters_tokens) else { return };
+            let taken = position.map(|position| self.ledger[position].cost);
+            self.experience.used(usage, verdict.estimate, taken.as_ref());
+            let usual = *self.experience.usual();
+            self.each(&usual, Bucket::usually);
+            Experience::cost_of(usage)
+        };
+        let Some(position) = position else { return };
+        let entry = &mut self.ledger[position];
+        let taken = std::mem::replace(&mut entry.cost, used);
+        for i in 0..used.len() {
+            let less = taken[i] - used[i];
+            if less == 0.0 {
+                continue;
+            }
+            entry.corrected[i] += less;
+            self.corrected[i] += less;
+            if call >= self.since.call {
+                self.since.corrected[i] += less;
+            }
+            // What is left has it taken off, unless it rests on an answer that counts the call, or on its own.
+            if self.rests_on[i].is_none_or(|rests_on| call >= rests_on.from && call != rests_on.call) {
+                match verdict.uncounted {
+                    true => self.buckets[i].refund(less, now),
+                    false => self.buckets[i].settle(taken[i], used[i], now),
+                }
+            }
         }
+    }
+
+    fn learn(&mut self, position: usize, readings: &Readings, verdict: Verdict, now: Seconds) {
         if Resource::ALL.iter().any(|resource| readings.get(*resource).is_some_and(|said| said.remaining.is_some())) {
             self.org.write_quota_told();
         }
-        let (sent, spent) = (self.ledger[position].sent, self.ledger[position].spent);
+        let Entry { sent, cost, corrected, spent, .. } = self.ledger[position];
         // What the call itself cost, where that is known: an estimate may be far off, and would be learnt as capacity for good.
-        let used = usage.unwrap_or_default();
-        let used = Cost::tokens(Some(used.input_tokens as f64), Some(used.output_tokens as f64));
-        let own = if refused { PerResource::default() } else { self.price(used) };
+        let own = match verdict {
+            Verdict { uncounted: true, .. } => PerResource::default(),
+            _ => Experience::cost_of(verdict.usage.unwrap_or_default()),
+        };
         // Arrivals over many connections are permuted: what was sent just before may have come in after.
         let sure = sent - self.guard;
         let from = self.ledger.partition_point(|entry| entry.sent <= sure);
         // All from there on, but for this one.
-        let uncounted: PerResource = match self.ledger.get(from) {
-            Some(first) => std::array::from_fn(|i| {
-                let own = if from <= position { self.ledger[position].cost[i] } else { 0.0 };
-                self.spent[i] - (first.spent[i] - first.cost[i]) - own
-            }),
-            None => PerResource::default(),
-        };
+        let uncounted = self.uncounted(from, position);
         for resource in Resource::ALL {
             let Some(reading) = readings.get(resource) else { continue };
             let i = resource.index();
-            let remaining = reading.remaining.map(|remaining| match resource {
-                Resource::Requests => remaining,
-                // Token figures come rounded to thousands; half of one may not be there.
-                _ if remaining as u64 % 1000 == 0 => (remaining - 500.0).max(0.0),
-                _ => remaining,
-            });
             let others = self.ledger.range(from..).enumerate().filter(|(nth, _)| from + nth != position);
-            self.buckets[i].learn(
+            let believed = self.buckets[i].learn(
                 Said {
                     per_minute: reading.limit,
-                    remaining,
+                    remaining: reading.remaining,
                     reset: reading.reset.map(|reset| reset.as_secs_f64()),
                     sent,
                     own: own[i],
-                    asked: asked[i],
-                    spent: spent[i],
+                    asked: cost[i] + corrected[i],
+                    // Corrections come a little before or after the answers they belong to; over a second that is little.
+                    spent: spent[i] - self.corrected[i],
                     uncounted: uncounted[i],
                 },
                 others.map(|(_, entry)| (entry.sent, entry.cost[i])),
                 self.guard,
                 now,
             );
+            if believed {
+                let call = self.first + position as u64;
+                self.rests_on[i] = Some(Reference { call, from: self.first + from as u64, read: now });
+            }
         }
-        // Whatever was sent clearly before this call is counted in what its answer says.
-        self.forget(from);
-        self.closed(call, now);
         let each = self.buckets.iter().map(|bucket| bucket.headroom(now));
         let (headroom, per_second) = each.fold((1.0, 0.0), |least, one| if one.0 < least.0 { one } else { least });
         self.org.write_headroom(headroom, per_second);
+        // Whatever was sent clearly before the calls that all buckets rest on is counted in what they know.
+        let mentioned = self.rests_on.iter().flatten().filter(|rests_on| now - rests_on.read < MENTIONED);
+        if let Some(from) = mentioned.map(|rests_on| rests_on.from).min() {
+            self.forget(usize::try_from(from.saturating_sub(self.first)).unwrap_or(usize::MAX).min(self.ledger.len()));
+        }
     }
 
-    fn refund(&mut self, position: usize, now: Seconds) {
-        let cost = std::mem::take(&mut self.ledger[position].cost);
-        self.each(&cost, |bucket, cost| bucket.refund(cost, now));
-        for (spent, cost) in self.spent.iter_mut().zip(&cost) {
-            *spent -= cost;
-        }
-        for entry in self.ledger.range_mut(position..) {
-            for (spent, cost) in entry.spent.iter_mut().zip(&cost) {
-                *spent -= cost;
+    /// What the calls from one on cost together, but for the one at `except`.
+    fn uncounted(&mut self, from: usize, except: usize) -> PerResource {
+        let Some(first) = self.ledger.get(from) else { return PerResource::default() };
+        let before: PerResource = std::array::from_fn(|i| first.spent[i] - first.cost[i] - first.corrected[i]);
+        let own = if from <= except { self.ledger[except].cost } else { PerResource::default() };
+        self.look_since(from);
+        std::array::from_fn(|i| self.spent[i] - before[i] - self.since.corrected[i] - own[i])
+    }
+
+    /// Nearly always a few calls further than the last time.
+    fn look_since(&mut self, from: usize) {
+        let at = self.position(self.since.call).unwrap_or(self.ledger.len());
+        for (step, range) in [(-1.0, at..from), (1.0, from..at)] {
+            for entry in self.ledger.range(range.start.min(range.end)..range.end) {
+                for (since, corrected) in self.since.corrected.iter_mut().zip(&entry.corrected) {
+                    *since += step * corrected;
+                }
             }
         }
-    }
-
-    /// No answer of this call will be read any more. It is kept while one that was sent at about the same time may still be.
-    pub(crate) fn close(&mut self, call: u64, now: Instant) {
-        self.closed(call, self.seconds(now));
+        self.since.call = self.first + from as u64;
     }
 
     fn closed(&mut self, call: u64, now: Seconds) {
@@ -297,9 +383,16 @@ impl Quota {
 
     /// Drops the first `n` calls of the ledger. Their answers may still come; they are older than what is known.
     fn forget(&mut self, n: usize) {
+        if self.position(self.since.call).is_none_or(|at| at < n) {
+            self.look_since(n);
+        }
         self.ledger.drain(..n);
         self.first += n as u64;
         self.first_open = self.first_open.max(self.first);
+        if self.ledger.is_empty() {
+            // What rounding has left over.
+            self.since.corrected = PerResource::default();
+        }
     }
 
     /// Whether an announced reset has told how large a bucket is.
@@ -312,13 +405,30 @@ impl Quota {
         self.org.write_organisation(id);
     }
 
-    fn learn_usual(&mut self, usage: Usage) {
-        for (usual, used) in
-            [(&mut self.usual.input, usage.input_tokens as f64), (&mut self.usual.output, usage.output_tokens as f64)]
-        {
-            let used = used.min(TOKENS_MAX);
-            *usual = if *usual == 0.0 { used } else { *usual + LEARN * (used - *usual) };
-        }
+    /// All that is known of its buckets, for reports.
+    pub(crate) fn meters(&self, now: Instant) -> Vec<ResourceQuota> {
+        let seconds = self.seconds(now);
+        let family = self.org.model_family();
+        let each = Resource::ALL.into_iter().zip(&self.buckets);
+        each.filter_map(|(resource, bucket)| {
+            let meter = bucket.meter(seconds)?;
+            let mut quota = ResourceQuota::new(resource, family);
+            quota.per_minute = meter.per_minute;
+            quota.capacity = meter.capacity;
+            quota.remaining = meter.remaining;
+            quota.said = meter.said.map(|(figure, at)| (figure, self.instant(at, now)));
+            quota.refill_per_minute = meter.refill * 60.0;
+            quota.shared = meter.shared;
+            quota.reserved = meter.reserved + self.in_flight(resource);
+            quota.estimate_to_actual = self.experience.taken_to_used(resource);
+            Some(quota)
+        })
+        .collect()
+    }
+
+    /// What is sent and not answered.
+    fn in_flight(&self, resource: Resource) -> f64 {
+        self.ledger.iter().filter(|entry| !entry.closed).map(|entry| entry.cost[resource.index()]).sum()
     }
 
     #[cfg(test)]
@@ -346,7 +456,7 @@ impl Admission for Quota {
         if self.opens(now) > now {
             return None;
         }
-        let usual = self.price(Cost::default());
+        let usual = *self.experience.usual();
         self.each(&usual, |bucket, cost| bucket.reserve(cost, now));
         Some(usual)
     }

@@ -44,15 +44,17 @@
 mod bucket;
 mod cost;
 pub mod dialect;
+mod experience;
 mod future;
 mod layer;
 mod ledger;
+mod quantile;
 mod service;
 #[cfg(test)]
 mod tests;
 
 pub use self::{
-    cost::{ByBytes, Cost, Estimate},
+    cost::{ByBytes, Cost, Estimate, TooLarge},
     future::QuotaFuture,
     layer::QuotaHeaderLayer,
     service::QuotaHeader,

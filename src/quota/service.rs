@@ -1,6 +1,7 @@
 //! The metering service.
 
 use std::{
+    any::Any,
     fmt,
     sync::Arc,
     task::{Context, Poll, Waker, ready},
@@ -11,13 +12,23 @@ use tokio::time::Instant;
 use tower_service::Service;
 
 use super::{
-    ByBytes, Cost, Estimate, QuotaFuture,
+    ByBytes, Cost, Estimate, QuotaFuture, TooLarge,
     future::Sent,
     ledger::{PerResource, Quota},
 };
-use crate::gate::{Gate, Place};
+use crate::{
+    gate::{Gate, Place},
+    org::{Meters, ResourceQuota},
+    outcome::{BoxError, Class, Error, Outcome},
+};
 
 pub(crate) type QuotaGate = Gate<Quota>;
+
+impl Meters for QuotaGate {
+    fn read(&self) -> Vec<ResourceQuota> {
+        self.look(|quota, now| quota.meters(now))
+    }
+}
 
 /// Paces calls to an org by what its answers say remains. See [the module](super).
 pub struct QuotaHeader<S, E = ByBytes> {
@@ -26,12 +37,16 @@ pub struct QuotaHeader<S, E = ByBytes> {
     place: Place<Quota>,
     reserved: Option<Reserved>,
     estimate: E,
+    /// Whether some request may be larger than anything that is ever taken.
+    hard: bool,
 }
 
 /// What was taken off for a call that has not been sent. Dropped, it is given back.
 pub(super) struct Reserved {
     gate: Option<Arc<QuotaGate>>,
     cost: PerResource,
+    /// What its input was estimated at.
+    estimate: Option<f64>,
     /// The call is made, and waits until its cost is covered.
     unsent: bool,
 }
@@ -49,7 +64,7 @@ impl Reserved {
             sent
         });
         match sent {
-            Ok(call) => Ok(Sent::new(gate, call)),
+            Ok(call) => Ok(Sent::new(gate, call, self.estimate)),
             Err(at) => {
                 self.gate = Some(gate);
                 Err((self, at))
@@ -58,11 +73,12 @@ impl Reserved {
     }
 
     /// The same for a call whose cost has only now become known.
-    fn call(mut self, cost: Cost) -> Result<Sent, (Self, Instant)> {
+    fn call(mut self, cost: &Cost) -> Result<Sent, (Self, Instant)> {
         let gate = self.gate.take().expect("taken only by sending, which consumes it");
+        self.estimate = cost.input_tokens;
         let (cost, sent) = gate.update(|quota, now| quota.call(&self.cost, cost, now));
         match sent {
-            Ok(call) => Ok(Sent::new(gate, call)),
+            Ok(call) => Ok(Sent::new(gate, call, self.estimate)),
             Err(at) => {
                 (self.cost, self.unsent) = (cost, true);
                 self.gate = Some(gate);
@@ -85,8 +101,8 @@ impl Drop for Reserved {
 }
 
 impl<S, E> QuotaHeader<S, E> {
-    pub(super) fn new(inner: S, gate: Arc<QuotaGate>, estimate: E) -> Self {
-        QuotaHeader { inner, gate, place: Place::new(), reserved: None, estimate }
+    pub(super) fn new(inner: S, gate: Arc<QuotaGate>, estimate: E, hard: bool) -> Self {
+        QuotaHeader { inner, gate, place: Place::new(), reserved: None, estimate, hard }
     }
 
     /// The service inside.
@@ -105,9 +121,20 @@ impl<S, E> QuotaHeader<S, E> {
     }
 }
 
+/// The error as the services around it want it; none where it does not go into their kind of error: then the provider says so.
+fn refusal<E: 'static>(too_large: TooLarge) -> Option<E> {
+    let mut ours = Some(Error::new(Outcome::of(Class::TooLarge), too_large));
+    if let Some(theirs) = (&mut ours as &mut dyn Any).downcast_mut::<Option<E>>() {
+        return theirs.take();
+    }
+    let mut boxed = ours.map(BoxError::from);
+    (&mut boxed as &mut dyn Any).downcast_mut::<Option<E>>()?.take()
+}
+
 impl<S, B, RB, E> Service<Request<B>> for QuotaHeader<S, E>
 where
     S: Service<Request<B>, Response = Response<RB>> + Clone,
+    S::Error: 'static,
     E: Estimate<Request<B>>,
 {
     type Response = Response<RB>;
@@ -118,14 +145,18 @@ where
         ready!(self.inner.poll_ready(cx))?;
         if self.reserved.is_none() {
             let cost = ready!(self.gate.poll_pass(cx, &mut self.place));
-            self.reserved = Some(Reserved { gate: Some(self.gate.clone()), cost, unsent: false });
+            self.reserved = Some(Reserved { gate: Some(self.gate.clone()), cost, estimate: None, unsent: false });
         }
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let reserved = self.reserved.take().expect("`poll_ready` must say that the call is paced before `call`");
-        match reserved.call(self.estimate.cost(&request)) {
+        let cost = self.estimate.cost(&request);
+        if let Some(error) = self.hard.then(|| self.gate.look(|quota, _| quota.too_large(&cost))).flatten().and_then(refusal) {
+            return QuotaFuture::refused(error);
+        }
+        match reserved.call(&cost) {
             Ok(sent) => QuotaFuture::calling(self.inner.call(request), sent),
             Err((reserved, at)) => {
                 let clone = self.inner.clone();
@@ -139,7 +170,7 @@ where
 impl<S: Clone, E: Clone> Clone for QuotaHeader<S, E> {
     /// The clone shares what is known of the quota and starts without a reservation.
     fn clone(&self) -> Self {
-        QuotaHeader::new(self.inner.clone(), self.gate.clone(), self.estimate.clone())
+        QuotaHeader::new(self.inner.clone(), self.gate.clone(), self.estimate.clone(), self.hard)
     }
 }
 
