@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tower_layer::Layer;
 
-use super::{ByBytes, QuotaHeader, ledger::Quota, service::QuotaGate};
+use super::{ByBody, QuotaHeader, ledger::Quota, service::QuotaGate};
 use crate::{gate::Gate, org::Org};
 
 /// How far apart two calls must be sent to be sure that they arrive in that order: 5 ms.
@@ -19,7 +19,7 @@ const GUARD_MAX: Duration = Duration::from_secs(3_600);
 
 /// Paces calls to one org by the quota headers of its answers. All services that one layer (or a clone of it) makes share
 /// what is known.
-pub struct QuotaHeaderLayer<E = ByBytes> {
+pub struct QuotaHeaderLayer<E = ByBody> {
     gate: Arc<QuotaGate>,
     estimate: E,
 }
@@ -37,12 +37,12 @@ impl QuotaHeaderLayer {
     #[must_use]
     pub fn with_guard(org: &Org, guard: Duration) -> Self {
         let guard = guard.min(GUARD_MAX);
-        QuotaHeaderLayer { gate: Gate::new(Quota::new(org.clone(), guard, Instant::now())), estimate: ByBytes }
+        QuotaHeaderLayer { gate: Gate::new(Quota::new(org.clone(), guard, Instant::now())), estimate: ByBody }
     }
 }
 
 impl<E> QuotaHeaderLayer<E> {
-    /// Estimates costs by `estimate` instead of by bytes.
+    /// Estimates costs by `estimate` instead of [by body](ByBody).
     #[must_use]
     pub fn estimate<F>(self, estimate: F) -> QuotaHeaderLayer<F> {
         QuotaHeaderLayer { gate: self.gate, estimate }

@@ -42,6 +42,7 @@
 //! ```
 
 mod bucket;
+mod by_body;
 mod cost;
 pub mod dialect;
 mod future;
@@ -52,6 +53,7 @@ mod service;
 mod tests;
 
 pub use self::{
+    by_body::ByBody,
     cost::{ByBytes, Cost, Estimate},
     future::QuotaFuture,
     layer::QuotaHeaderLayer,

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tower_service::Service;
 
 use super::{
-    ByBytes, Cost, Estimate, QuotaFuture,
+    ByBody, Cost, Estimate, QuotaFuture,
     future::Sent,
     ledger::{PerResource, Quota},
 };
@@ -20,7 +20,7 @@ use crate::gate::{Gate, Place};
 pub(crate) type QuotaGate = Gate<Quota>;
 
 /// Paces calls to an org by what its answers say remains. See [the module](super).
-pub struct QuotaHeader<S, E = ByBytes> {
+pub struct QuotaHeader<S, E = ByBody> {
     inner: S,
     gate: Arc<QuotaGate>,
     place: Place<Quota>,
