@@ -41,7 +41,6 @@ use std::{
 use http::Uri;
 
 use self::board::Board;
-pub(crate) use self::{meter::Meters, standing::Membership};
 pub use self::{
     credential::{Credential, Dialect},
     family::Family,
@@ -51,6 +50,7 @@ pub use self::{
     standing::{Drained, EnabledAgain, Standing},
     tuning::Tuning,
 };
+pub(crate) use self::{meter::Meters, standing::Membership};
 
 struct Identity {
     name: Arc<str>,

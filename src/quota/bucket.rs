@@ -186,7 +186,8 @@ impl Bucket {
         // What comes back while whoever may go first is late, or as much as there can be.
         let head_start = if after_others { (self.refill * SLACK).min(self.capacity - self.pending) } else { 0.0 };
         // One that is larger than the bucket goes when the bucket is full; none goes while a call waits that does not fit.
-        let fits = self.fits_at(cost.max(large).max(head_start).max(0.0).min(self.capacity), now).min(self.touched + BELIEVED);
+        let fits =
+            self.fits_at(cost.max(large).max(head_start).max(0.0).min(self.capacity), now).min(self.touched + BELIEVED);
         if cost <= 0.0 {
             return fits;
         }

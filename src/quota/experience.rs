@@ -71,7 +71,7 @@ impl Experience {
     pub(super) fn price(&self, cost: &Cost) -> PerResource {
         let sound = |tokens: &f64| tokens.is_finite() && *tokens >= 0.0;
         // An estimate that makes no sense (an average over nothing is NaN) is none: it must not spoil what is known.
-        let input = cost.input_tokens.filter(sound).map(|input| input * self.factor);
+        let input = cost.input_tokens.filter(sound).map(|input| if cost.exact { input } else { input * self.factor });
         let output = cost.output_tokens.filter(sound).unwrap_or(self.large[Resource::OutputTokens.index()]);
         let output = cost.output_bound.filter(sound).map_or(output, |bound| output.min(bound));
         price(input.unwrap_or(self.large[Resource::InputTokens.index()]), output)
@@ -97,9 +97,7 @@ impl Experience {
         }
         if let Some(taken) = taken {
             let used = price(input, output);
-            for ((sum, of), (other, one)) in
-                self.taken.iter_mut().zip(taken).zip(self.used.iter_mut().zip(&used))
-            {
+            for ((sum, of), (other, one)) in self.taken.iter_mut().zip(taken).zip(self.used.iter_mut().zip(&used)) {
                 *sum = 0.99 * *sum + of;
                 *other = 0.99 * *other + one;
             }
@@ -125,6 +123,7 @@ impl Experience {
     /// The least that a call may cost: nearly all have used more of what they were estimated at.
     pub(super) fn least(&self, cost: &Cost) -> PerResource {
         let ratio = match self.input_ratio.seen() {
+            _ if cost.exact => 1.0,
             ..TELLING => UNKNOWN_RATIO,
             _ => self.input_ratio.quantile(1.0 - self.quantile).unwrap_or(UNKNOWN_RATIO),
         };
@@ -173,9 +172,7 @@ mod tests {
     }
 
     fn cost(input: Option<f64>, output: Option<f64>, bound: Option<f64>) -> Cost {
-        let mut cost = Cost::tokens(input, output);
-        cost.output_bound = bound;
-        cost
+        Cost::tokens(input, output).output_bound(bound)
     }
 
     #[test]
@@ -202,6 +199,8 @@ mod tests {
             let price = learnt(std::iter::repeat_n((used, 10), 200)).price(&cost(Some(1_000.0), None, None));
             assert!((1.0..1.06).contains(&(price[INPUT] / (1_000.0 * ratio))), "{ratio}: {price:?}");
             assert_eq!(price[TOKENS], price[INPUT] + price[OUTPUT]);
+            let counted = learnt(std::iter::repeat_n((used, 10), 200)).price(&cost(Some(1_000.0), None, None).exact());
+            assert_eq!(counted[INPUT], 1_000.0, "what was counted is no estimate");
         }
     }
 

@@ -9,7 +9,7 @@ use std::{
 use tokio::time::Instant;
 use tower_layer::Layer;
 
-use super::{ByBytes, QuotaHeader, dialect::Resource, ledger::Quota, service::QuotaGate};
+use super::{ByBody, QuotaHeader, dialect::Resource, ledger::Quota, service::QuotaGate};
 use crate::{
     gate::Gate,
     org::{Meters, Org},
@@ -29,7 +29,7 @@ const GUARD_MAX: Duration = Duration::from_secs(3_600);
 
 /// Paces calls to one org by the quota headers of its answers. All services that one layer (or a clone of it) makes share
 /// what is known.
-pub struct QuotaHeaderLayer<E = ByBytes> {
+pub struct QuotaHeaderLayer<E = ByBody> {
     gate: Arc<QuotaGate>,
     estimate: E,
     hard: bool,
@@ -51,12 +51,12 @@ impl QuotaHeaderLayer {
         let gate = Gate::new(Quota::new(org.clone(), guard, QUANTILE, Instant::now()));
         let meters: Weak<dyn Meters> = Arc::downgrade(&gate) as Weak<dyn Meters>;
         org.write_meters(meters);
-        QuotaHeaderLayer { gate, estimate: ByBytes, hard: false }
+        QuotaHeaderLayer { gate, estimate: ByBody, hard: false }
     }
 }
 
 impl<E> QuotaHeaderLayer<E> {
-    /// Estimates costs by `estimate` instead of by bytes.
+    /// Estimates costs by `estimate` instead of [by body](ByBody).
     #[must_use]
     pub fn estimate<F>(self, estimate: F) -> QuotaHeaderLayer<F> {
         QuotaHeaderLayer { gate: self.gate, estimate, hard: self.hard }

@@ -42,6 +42,7 @@
 //! ```
 
 mod bucket;
+mod by_body;
 mod cost;
 pub mod dialect;
 mod experience;
@@ -54,6 +55,7 @@ mod service;
 mod tests;
 
 pub use self::{
+    by_body::ByBody,
     cost::{ByBytes, Cost, Estimate, TooLarge},
     future::QuotaFuture,
     layer::QuotaHeaderLayer,

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tower_service::Service;
 
 use super::{
-    ByBytes, Cost, Estimate, QuotaFuture, TooLarge,
+    ByBody, Cost, Estimate, QuotaFuture, TooLarge,
     future::Sent,
     ledger::{PerResource, Quota},
 };
@@ -31,7 +31,7 @@ impl Meters for QuotaGate {
 }
 
 /// Paces calls to an org by what its answers say remains. See [the module](super).
-pub struct QuotaHeader<S, E = ByBytes> {
+pub struct QuotaHeader<S, E = ByBody> {
     inner: S,
     gate: Arc<QuotaGate>,
     place: Place<Quota>,
@@ -75,7 +75,7 @@ impl Reserved {
     /// The same for a call whose cost has only now become known.
     fn call(mut self, cost: &Cost) -> Result<Sent, (Self, Instant)> {
         let gate = self.gate.take().expect("taken only by sending, which consumes it");
-        self.estimate = cost.input_tokens;
+        self.estimate = cost.input_tokens.filter(|_| !cost.exact);
         let (cost, sent) = gate.update(|quota, now| quota.call(&self.cost, cost, now));
         match sent {
             Ok(call) => Ok(Sent::new(gate, call, self.estimate)),
@@ -153,7 +153,9 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let reserved = self.reserved.take().expect("`poll_ready` must say that the call is paced before `call`");
         let cost = self.estimate.cost(&request);
-        if let Some(error) = self.hard.then(|| self.gate.look(|quota, _| quota.too_large(&cost))).flatten().and_then(refusal) {
+        if let Some(error) =
+            self.hard.then(|| self.gate.look(|quota, _| quota.too_large(&cost))).flatten().and_then(refusal)
+        {
             return QuotaFuture::refused(error);
         }
         match reserved.call(&cost) {

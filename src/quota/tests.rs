@@ -615,7 +615,11 @@ fn calls_that_are_done_are_forgotten() {
             law.wait(MS);
             if open.len() > overlap {
                 let call = open.pop_front().unwrap();
-                if n % 7 == 0 { law.quota.close(call, Verdict::default(), law.now) } else { law.answer(call, &readings) }
+                if n % 7 == 0 {
+                    law.quota.close(call, Verdict::default(), law.now)
+                } else {
+                    law.answer(call, &readings)
+                }
             }
             most = most.max(law.quota.ledger_len());
         }
