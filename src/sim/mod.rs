@@ -80,13 +80,19 @@
 //! # Ok::<(), toml::de::Error>(())
 //! ```
 
+mod bucket;
+mod config;
+mod draw;
+mod fluid;
 mod model;
 mod server;
 mod service;
 mod truth;
 mod wire;
 
-pub use model::{Chance, Change, Config, ConfigError, Cost, Headers, Key, Latency, OrgConfig, RetryAfter, Step};
+pub use config::{Change, Config, ConfigError, Headers, Key, OrgConfig, RetryAfter, Step};
+pub use draw::{Chance, Latency};
+pub use fluid::Cost;
 pub use server::Server;
 pub use service::{Sim, SimBody, SimError, SimFuture, SimService};
 pub use truth::{BIN, Bin, OrgTruth, Truth};

@@ -20,7 +20,9 @@ use pin_project_lite::pin_project;
 use tokio::time::{Instant, Sleep};
 use tower_service::Service;
 
-use super::model::{Ask, Config, ConfigError, Ending, Flaw, OrgModel, Verdict, View};
+use super::bucket::View;
+use super::config::{Config, ConfigError};
+use super::model::{Ask, Ending, Flaw, OrgModel, Verdict};
 use super::truth::Truth;
 use super::wire::{self, Asked, Failure, Head, Success};
 

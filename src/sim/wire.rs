@@ -9,7 +9,8 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE, DATE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::Deserialize;
 
-use super::model::{Headers, RetryAfter, View};
+use super::bucket::View;
+use super::config::{Headers, RetryAfter};
 use crate::org::Dialect;
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
