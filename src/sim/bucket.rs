@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use super::draw::{DAY, seconds};
 
+/// Requests, input tokens, output tokens, tokens of both.
+pub(super) type PerResource<T> = [T; 4];
+
 /// A rate per second and what the bucket holds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Deserialize;
 
-use super::bucket::Limit;
+use super::bucket::{Limit, PerResource};
 use super::draw::{Chance, Latency};
 use crate::org::Dialect;
 
@@ -86,6 +86,9 @@ pub struct Config {
     pub headers: Headers,
     /// Round remaining tokens to the nearest thousand, as Anthropic does; default true. OpenAI's are never rounded.
     pub round_tokens: bool,
+    /// Whether a 429 names the input tokens too; default true. A real provider has been seen to
+    /// leave them out.
+    pub input_on_429: bool,
     /// Keep the time of every arrival; default false.
     pub record_arrivals: bool,
     /// The wall clock at the start, in seconds since 1970; default the real one.
@@ -103,6 +106,7 @@ impl Default for Config {
             latency: Latency::default(),
             headers: Headers::default(),
             round_tokens: true,
+            input_on_429: true,
             record_arrivals: false,
             wall_start_s: None,
             orgs: Vec::new(),
@@ -148,6 +152,8 @@ impl Config {
         headers: Headers => headers;
         /// Sets [`round_tokens`](Self::round_tokens).
         round_tokens: bool => round_tokens;
+        /// Sets [`input_on_429`](Self::input_on_429).
+        input_on_429: bool => input_on_429;
         /// Sets [`record_arrivals`](Self::record_arrivals).
         record_arrivals: bool => record_arrivals;
         /// Sets [`wall_start_s`](Self::wall_start_s).
@@ -194,6 +200,8 @@ pub struct OrgConfig {
     pub input_tokens_per_minute: Option<f64>,
     /// Output tokens per minute; default no limit. A call is charged on arrival for what it will answer.
     pub output_tokens_per_minute: Option<f64>,
+    /// Input and output tokens together per minute, as OpenAI counts them; default no limit.
+    pub tokens_per_minute: Option<f64>,
     /// A bucket holds what so many seconds refill; default 2. The request bucket never holds less than one.
     pub capacity_s: f64,
     /// Holds so many requests instead.
@@ -202,11 +210,15 @@ pub struct OrgConfig {
     pub input_tokens_capacity: Option<f64>,
     /// Holds so many output tokens instead.
     pub output_tokens_capacity: Option<f64>,
+    /// Holds so many tokens of both instead.
+    pub tokens_capacity: Option<f64>,
     /// A 429 for whoever comes while so many admitted calls are unanswered; default no limit.
     pub max_concurrency: Option<usize>,
     /// Median length of an answer in tokens, lognormal with σ = 0.5; default 32. The call's `max_tokens` (64 where it
     /// names none) cuts it.
     pub output_tokens_p50: f64,
+    /// The shortest and the longest answer in tokens, all between equally likely, instead of the lognormal.
+    pub output_tokens_range: Option<[u64; 2]>,
     /// Its own latency instead of the provider's.
     pub latency: Option<Latency>,
     /// In which form a 429 says when to come back; default whole seconds.
@@ -242,12 +254,15 @@ impl Default for OrgConfig {
             requests_per_minute: None,
             input_tokens_per_minute: None,
             output_tokens_per_minute: None,
+            tokens_per_minute: None,
             capacity_s: 2.0,
             requests_capacity: None,
             input_tokens_capacity: None,
             output_tokens_capacity: None,
+            tokens_capacity: None,
             max_concurrency: None,
             output_tokens_p50: 32.0,
+            output_tokens_range: None,
             latency: None,
             retry_after: RetryAfter::default(),
             unauthorised: Chance::default(),
@@ -291,6 +306,8 @@ impl OrgConfig {
         input_tokens_per_minute: f64 => Some(input_tokens_per_minute);
         /// Sets [`output_tokens_per_minute`](Self::output_tokens_per_minute).
         output_tokens_per_minute: f64 => Some(output_tokens_per_minute);
+        /// Sets [`tokens_per_minute`](Self::tokens_per_minute).
+        tokens_per_minute: f64 => Some(tokens_per_minute);
         /// Sets [`capacity_s`](Self::capacity_s).
         capacity_s: f64 => capacity_s;
         /// Sets [`requests_capacity`](Self::requests_capacity).
@@ -299,10 +316,14 @@ impl OrgConfig {
         input_tokens_capacity: f64 => Some(input_tokens_capacity);
         /// Sets [`output_tokens_capacity`](Self::output_tokens_capacity).
         output_tokens_capacity: f64 => Some(output_tokens_capacity);
+        /// Sets [`tokens_capacity`](Self::tokens_capacity).
+        tokens_capacity: f64 => Some(tokens_capacity);
         /// Sets [`max_concurrency`](Self::max_concurrency).
         max_concurrency: usize => Some(max_concurrency);
         /// Sets [`output_tokens_p50`](Self::output_tokens_p50).
         output_tokens_p50: f64 => output_tokens_p50;
+        /// Sets [`output_tokens_range`](Self::output_tokens_range).
+        output_tokens_range: [u64; 2] => Some(output_tokens_range);
         /// Sets [`latency`](Self::latency).
         latency: Latency => Some(latency);
         /// Sets [`retry_after`](Self::retry_after).
@@ -346,15 +367,20 @@ impl OrgConfig {
                 rules.requests_per_minute,
                 rules.input_tokens_per_minute,
                 rules.output_tokens_per_minute,
+                rules.tokens_per_minute,
                 rules.requests_capacity,
                 rules.input_tokens_capacity,
                 rules.output_tokens_capacity,
+                rules.tokens_capacity,
                 Some(rules.capacity_s),
                 Some(rules.output_tokens_p50),
                 Some(rules.black_hole_wait_s),
             ];
             if numbers.into_iter().flatten().any(|x| x.is_nan() || x < 0.0) {
                 return wrong("rates, capacities and waits must be zero or more");
+            }
+            if rules.output_tokens_range.is_some_and(|[shortest, longest]| shortest > longest) {
+                return wrong("the shortest answer must not be longer than the longest");
             }
             if !rules.faults().iter().all(|c| (0.0..=1.0).contains(&c.0)) {
                 return wrong("a chance must lie between 0 and 1");
@@ -400,25 +426,28 @@ impl OrgConfig {
         take!(
             capacity_s, output_tokens_p50, retry_after, unauthorised, black_hole, black_hole_wait_s, overloaded,
             error_5xx, reset, hang, truncate, empty;
-            requests_per_minute, input_tokens_per_minute, output_tokens_per_minute, requests_capacity,
-            input_tokens_capacity, output_tokens_capacity, max_concurrency, latency
+            requests_per_minute, input_tokens_per_minute, output_tokens_per_minute, tokens_per_minute,
+            requests_capacity, input_tokens_capacity, output_tokens_capacity, tokens_capacity, output_tokens_range,
+            max_concurrency, latency
         );
         if let Some(factor) = set.quota_factor {
             for value in [
                 &mut self.requests_per_minute,
                 &mut self.input_tokens_per_minute,
                 &mut self.output_tokens_per_minute,
+                &mut self.tokens_per_minute,
                 &mut self.requests_capacity,
                 &mut self.input_tokens_capacity,
                 &mut self.output_tokens_capacity,
+                &mut self.tokens_capacity,
             ] {
                 *value = value.map(|v| v * factor);
             }
         }
     }
 
-    /// Requests, input tokens, output tokens; `None` is no limit.
-    pub(super) fn limits(&self) -> [Option<Limit>; 3] {
+    /// `None` is no limit.
+    pub(super) fn limits(&self) -> PerResource<Option<Limit>> {
         let limit = |per_minute: Option<f64>, absolute: Option<f64>, least: f64| {
             let rate = per_minute.filter(|p| p.is_finite())? / 60.0;
             Some(Limit { rate, capacity: absolute.unwrap_or((rate * self.capacity_s).max(least)) })
@@ -427,6 +456,7 @@ impl OrgConfig {
             limit(self.requests_per_minute, self.requests_capacity, 1.0),
             limit(self.input_tokens_per_minute, self.input_tokens_capacity, 0.0),
             limit(self.output_tokens_per_minute, self.output_tokens_capacity, 0.0),
+            limit(self.tokens_per_minute, self.tokens_capacity, 0.0),
         ]
     }
 }
@@ -456,6 +486,8 @@ pub struct Change {
     pub input_tokens_per_minute: Option<f64>,
     /// See [`OrgConfig::output_tokens_per_minute`].
     pub output_tokens_per_minute: Option<f64>,
+    /// See [`OrgConfig::tokens_per_minute`].
+    pub tokens_per_minute: Option<f64>,
     /// See [`OrgConfig::capacity_s`].
     pub capacity_s: Option<f64>,
     /// See [`OrgConfig::requests_capacity`].
@@ -464,10 +496,14 @@ pub struct Change {
     pub input_tokens_capacity: Option<f64>,
     /// See [`OrgConfig::output_tokens_capacity`].
     pub output_tokens_capacity: Option<f64>,
+    /// See [`OrgConfig::tokens_capacity`].
+    pub tokens_capacity: Option<f64>,
     /// See [`OrgConfig::max_concurrency`].
     pub max_concurrency: Option<usize>,
     /// See [`OrgConfig::output_tokens_p50`].
     pub output_tokens_p50: Option<f64>,
+    /// See [`OrgConfig::output_tokens_range`].
+    pub output_tokens_range: Option<[u64; 2]>,
     /// See [`OrgConfig::latency`].
     pub latency: Option<Latency>,
     /// See [`OrgConfig::retry_after`].

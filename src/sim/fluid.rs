@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::bucket::PerResource;
 use super::config::{Config, OrgConfig};
 use super::draw::{Latency, seconds};
 
@@ -31,7 +32,7 @@ impl Config {
     ///
     /// `None` where some org has no limit at all from the start; [`Duration::MAX`] where `n` is never reached.
     pub fn fluid_limit_for(&self, n: u64, cost: Cost) -> Option<Duration> {
-        let cost = [1.0, cost.input_tokens, cost.output_tokens];
+        let cost = [1.0, cost.input_tokens, cost.output_tokens, cost.input_tokens + cost.output_tokens];
         let curves: Vec<Vec<Piece>> = self.orgs.iter().map(|o| o.admitted(self.latency, cost)).collect();
         if self.unlimited || curves.iter().any(|c| c[0].value.is_infinite()) {
             return None;
@@ -51,10 +52,10 @@ pub struct Cost {
 
 impl OrgConfig {
     /// How many calls of this cost a fluid could have had admitted by each moment: pieces of straight line.
-    fn admitted(&self, default_latency: Latency, cost: [f64; 3]) -> Vec<Piece> {
+    fn admitted(&self, default_latency: Latency, cost: PerResource<f64>) -> Vec<Piece> {
         let mut rules = self.clone();
         let mut steps = self.steps().into_iter().peekable();
-        let mut levels: [Option<f64>; 3] = [None; 3];
+        let mut levels: PerResource<Option<f64>> = Default::default();
         let mut pieces = Vec::new();
         let (mut from, mut total) = (0.0, 0.0);
         loop {
@@ -73,7 +74,7 @@ impl OrgConfig {
             if shut {
                 pieces.push(Piece { from, value: total, slope: 0.0 });
             } else {
-                let mut lines: Vec<(f64, f64)> = Vec::with_capacity(4);
+                let mut lines: Vec<(f64, f64)> = Vec::with_capacity(5);
                 for ((level, limit), cost) in levels.iter().zip(limits).zip(cost) {
                     if let (Some(level), Some(limit), true) = (level, limit, cost > 0.0) {
                         lines.push((level / cost, limit.rate / cost));
@@ -253,7 +254,7 @@ mod tests {
     }
 
     /// What all orgs together could have admitted by `end`, drained greedily in small steps.
-    fn integrate(config: &Config, cost: [f64; 3], end: f64, dt: f64) -> f64 {
+    fn integrate(config: &Config, cost: PerResource<f64>, end: f64, dt: f64) -> f64 {
         let mut total = 0.0;
         for org in &config.orgs {
             let mut steps = org.steps().into_iter().peekable();
@@ -264,14 +265,14 @@ mod tests {
                     rules.apply(&step.set);
                 }
                 let limits = rules.limits();
-                for r in 0..3 {
+                for r in 0..cost.len() {
                     levels[r] = limits[r].map(|l| levels[r].unwrap_or(l.capacity).min(l.capacity));
                 }
                 let mut gain = match rules.max_concurrency {
                     Some(max) => max as f64 / rules.latency.unwrap_or(config.latency).mean_s() * dt,
                     None => f64::INFINITY,
                 };
-                for r in 0..3 {
+                for r in 0..cost.len() {
                     if let (Some(limit), Some(level)) = (limits[r], levels[r]) {
                         if cost[r] > 0.0 {
                             gain = if limit.capacity < cost[r] { 0.0 } else { gain.min(level / cost[r]) };
@@ -285,7 +286,7 @@ mod tests {
                     gain = 0.0;
                 }
                 total += gain;
-                for r in 0..3 {
+                for r in 0..cost.len() {
                     if let (Some(limit), Some(level)) = (limits[r], levels[r].as_mut()) {
                         *level = (*level - gain * cost[r] + limit.rate * dt).min(limit.capacity);
                     }
@@ -301,7 +302,7 @@ mod tests {
         #[test]
         fn the_fluid_limit_is_what_integration_finds(config in orgs(true), n in 1u64..300, tokens in 0.0..200.0) {
             let cost = Cost { input_tokens: tokens, output_tokens: 0.0 };
-            let costs = [1.0, tokens, 0.0];
+            let costs = [1.0, tokens, 0.0, tokens];
             let t = config.fluid_limit_for(n, cost).expect("all are limited");
             let dt = 1e-3;
             // What a step's width can shift: at each corner, at most the fastest rate for some steps.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::bucket::{Bucket, View};
+use super::bucket::{Bucket, PerResource, View};
 use super::config::{Config, OrgConfig, RetryAfter, Step};
 use super::draw::{Latency, lognormal, seconds};
 use super::truth::Ledger;
@@ -51,8 +51,8 @@ pub(super) enum Ending {
 #[derive(Clone, Debug)]
 pub(super) struct Arrival {
     pub(super) verdict: Verdict,
-    /// Requests, input tokens, output tokens: the buckets right after this call.
-    pub(super) views: [Option<View>; 3],
+    /// The buckets right after this call.
+    pub(super) views: PerResource<Option<View>>,
     /// Counts the org's calls from 1.
     pub(super) number: u64,
     /// Occupies a place of `max_concurrency` until it leaves.
@@ -70,7 +70,7 @@ pub(super) struct OrgModel {
     next_step: Option<Step>,
     /// The time up to which the buckets are refilled.
     refilled: Duration,
-    buckets: [Option<Bucket>; 3],
+    buckets: PerResource<Option<Bucket>>,
     admitted: usize,
     rng: fastrand::Rng,
     pub(super) ledger: Ledger,
@@ -127,8 +127,8 @@ impl OrgModel {
         self.admitted += usize::from(admitted);
         let number = self.ledger.arrived(now, &verdict);
         let views = match self.unlimited {
-            true => [None; 3],
-            false => [0, 1, 2].map(|i| self.buckets[i].as_ref().map(Bucket::view)),
+            true => PerResource::default(),
+            false => self.buckets.each_ref().map(|bucket| bucket.as_ref().map(Bucket::view)),
         };
         Arrival { verdict, views, number, admitted }
     }
@@ -149,7 +149,10 @@ impl OrgModel {
         let input = (ask.body_bytes as u64).div_ceil(4);
         let (output, cut) = match ask.puts_out {
             true => {
-                let length = (self.rules.output_tokens_p50 * lognormal(0.5, &mut self.rng)).round() as u64;
+                let length = match self.rules.output_tokens_range {
+                    Some([shortest, longest]) => self.rng.u64(shortest..=longest),
+                    None => (self.rules.output_tokens_p50 * lognormal(0.5, &mut self.rng)).round() as u64,
+                };
                 let most = ask.max_tokens.unwrap_or(64);
                 (length.max(1).min(most), length > most)
             }
@@ -160,8 +163,9 @@ impl OrgModel {
                 let wait = seconds(latency.p50_ms / 1e3);
                 return Verdict::Refused { wait, form, what: "number of concurrent connections" };
             }
-            let costs = [1.0, input as f64, output as f64];
-            let names = ["requests per minute", "input tokens per minute", "output tokens per minute"];
+            let costs = [1.0, input as f64, output as f64, (input + output) as f64];
+            let names =
+                ["requests per minute", "input tokens per minute", "output tokens per minute", "tokens per minute"];
             let mut refused: Option<(Duration, &'static str)> = None;
             for ((bucket, cost), what) in self.buckets.iter().zip(costs).zip(names) {
                 let Some(bucket) = bucket.as_ref().filter(|b| !b.fits(cost)) else {
