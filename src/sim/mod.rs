@@ -39,9 +39,9 @@
 //! under one lock:
 //!
 //! 1. `unauthorised`, `black_hole`, `overloaded`: answered at once, nothing charged.
-//! 2. `max_concurrency` and the buckets (requests, input tokens, output tokens): a 429 at once unless the whole cost fits
-//!    *now* in every one; a refusal charges nothing. Input costs a quarter of the body's bytes, rounded up; output is
-//!    charged on arrival at the length the answer will have.
+//! 2. `max_concurrency` and the buckets (requests, input tokens, output tokens, tokens of both): a 429 at once unless the
+//!    whole cost fits *now* in every one; a refusal charges nothing. Input costs a quarter of the body's bytes, rounded
+//!    up; output is charged on arrival at the length the answer will have.
 //! 3. `error_5xx`, `reset`: charged, and over at once. `hang`: charged, and never over.
 //! 4. Else a 200 after a latency, perhaps `truncate`d or `empty`. Asked for a `"stream"`, it comes as server-sent events
 //!    spread over the latency.
@@ -80,13 +80,19 @@
 //! # Ok::<(), toml::de::Error>(())
 //! ```
 
+mod bucket;
+mod config;
+mod draw;
+mod fluid;
 mod model;
 mod server;
 mod service;
 mod truth;
 mod wire;
 
-pub use model::{Chance, Change, Config, ConfigError, Cost, Headers, Key, Latency, OrgConfig, RetryAfter, Step};
+pub use config::{Change, Config, ConfigError, Headers, Key, OrgConfig, RetryAfter, Step};
+pub use draw::{Chance, Latency};
+pub use fluid::Cost;
 pub use server::Server;
 pub use service::{Sim, SimBody, SimError, SimFuture, SimService};
 pub use truth::{BIN, Bin, OrgTruth, Truth};

@@ -20,7 +20,9 @@ use pin_project_lite::pin_project;
 use tokio::time::{Instant, Sleep};
 use tower_service::Service;
 
-use super::model::{Ask, Config, ConfigError, Ending, Flaw, OrgModel, Verdict, View};
+use super::bucket::{PerResource, View};
+use super::config::{Config, ConfigError};
+use super::model::{Ask, Ending, Flaw, OrgModel, Verdict};
 use super::truth::Truth;
 use super::wire::{self, Asked, Failure, Head, Success};
 
@@ -114,7 +116,7 @@ impl Sim {
         let (_, wall) = self.state.start();
         let place = wire::key(self.state.config.dialect, headers).and_then(|key| self.state.by_key.get(key));
         let number = self.state.not_found.fetch_add(1, Ordering::Relaxed) + 1;
-        self.state.failure(place.copied(), number, [None; 3], wall, failure, None)
+        self.state.failure(place.copied(), number, PerResource::default(), wall, failure, None)
     }
 }
 
@@ -137,22 +139,23 @@ impl State {
         self.orgs[place].1.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn head(&self, place: Option<usize>, number: u64, views: [Option<View>; 3], wall: SystemTime) -> Head<'_> {
+    fn head(&self, place: Option<usize>, number: u64, views: PerResource<Option<View>>, wall: SystemTime) -> Head<'_> {
         let Config { dialect, headers, round_tokens, .. } = self.config;
         let org = place.map(|p| (&self.orgs[p].0, p));
-        Head { dialect, headers, round_tokens, wall, org, number, views }
+        Head { dialect, headers, round_tokens, hide_input: false, wall, org, number, views }
     }
 
     fn failure(
         &self,
         place: Option<usize>,
         number: u64,
-        views: [Option<View>; 3],
+        views: PerResource<Option<View>>,
         wall: SystemTime,
         failure: Failure<'_>,
         flight: Option<Flight>,
     ) -> Response<SimBody> {
-        let headers = self.head(place, number, views, wall).write(Success::CONTENT);
+        let hide_input = failure.status == StatusCode::TOO_MANY_REQUESTS && !self.config.input_on_429;
+        let headers = Head { hide_input, ..self.head(place, number, views, wall) }.write(Success::CONTENT);
         let body = SimBody { kind: Kind::Whole(failure.body(self.config.dialect)), flight };
         respond(failure.status, headers, body)
     }
@@ -167,7 +170,7 @@ impl State {
         let Some(place) = place else {
             let (_, wall) = self.start();
             let number = self.unknown_key.fetch_add(1, Ordering::Relaxed) + 1;
-            let response = self.failure(None, number, [None; 3], wall, Failure::unauthorised(), None);
+            let response = self.failure(None, number, PerResource::default(), wall, Failure::unauthorised(), None);
             return Decision::Now(Ok(response));
         };
         let (wall, arrival) = {

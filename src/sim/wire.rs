@@ -9,7 +9,8 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE, DATE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::Deserialize;
 
-use super::model::{Headers, RetryAfter, View};
+use super::bucket::{PerResource, View};
+use super::config::{Headers, RetryAfter};
 use crate::org::Dialect;
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -99,10 +100,12 @@ pub(super) struct Head<'a> {
     pub(super) dialect: Dialect,
     pub(super) headers: Headers,
     pub(super) round_tokens: bool,
+    /// Names neither the input tokens nor a sum with them.
+    pub(super) hide_input: bool,
     pub(super) wall: SystemTime,
     pub(super) org: Option<(&'a HeaderValue, usize)>,
     pub(super) number: u64,
-    pub(super) views: [Option<View>; 3],
+    pub(super) views: PerResource<Option<View>>,
 }
 
 impl Head<'_> {
@@ -122,18 +125,21 @@ impl Head<'_> {
         if self.headers == Headers::None {
             return map;
         }
-        let [requests, mut input, mut output] = self.views;
+        let [requests, mut input, mut output, mut both] = self.views;
         match self.dialect {
             Dialect::Anthropic => {
                 if self.round_tokens {
-                    for view in [&mut input, &mut output].into_iter().flatten() {
+                    for view in [&mut input, &mut output, &mut both].into_iter().flatten() {
                         view.remaining = (view.remaining + 500) / 1000 * 1000;
                     }
                 }
                 self.write_trio(&mut map, A_REQUESTS, requests);
                 if self.headers == Headers::All {
-                    self.write_trio(&mut map, A_INPUT, input);
                     self.write_trio(&mut map, A_OUTPUT, output);
+                    if self.hide_input {
+                        return map;
+                    }
+                    self.write_trio(&mut map, A_INPUT, input);
                     let sum = match (input, output) {
                         (Some(i), Some(o)) => Some(View {
                             limit: i.limit + o.limit,
@@ -142,7 +148,7 @@ impl Head<'_> {
                         }),
                         (one, other) => one.or(other),
                     };
-                    self.write_trio(&mut map, A_TOKENS, sum);
+                    self.write_trio(&mut map, A_TOKENS, both.or(sum));
                 }
             }
             Dialect::OpenAi => {
@@ -156,7 +162,7 @@ impl Head<'_> {
                         }
                         (one, other) => one.or(other),
                     };
-                    self.write_trio(&mut map, O_TOKENS, scarcer);
+                    self.write_trio(&mut map, O_TOKENS, both.or(scarcer));
                 }
             }
         }
