@@ -65,7 +65,6 @@ macro_rules! scenarios {
 }
 
 scenarios! {
-    #[ignore = "law not there yet: 1.0103 x, not one 429"]
     where_requests_bind: "quota-requests";
     where_tokens_bind: "quota-tokens";
     ten_a_second: "quota-10-a-second";

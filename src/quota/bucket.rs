@@ -17,7 +17,7 @@ const SHARED_MARK: f64 = 0.30;
 const MARK_CALLS: f64 = 6.0;
 /// ... and, while we are alone, at most so much of the refill: half the mark is never spent, and what a large bucket keeps
 /// unspent would be idle quota.
-const MARK_SPAN: Seconds = 0.3;
+const MARK_SPAN: Seconds = 0.2;
 /// A net refill below this part of the announced one means that somebody else spends too.
 const SHARED_BELOW: f64 = 0.9;
 /// The refill is observed over at least so long, and over so many usual calls' worth, or so many times what figures are

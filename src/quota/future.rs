@@ -88,7 +88,7 @@ impl Sent {
         let readings = dialect::read_amounts(response.headers());
         let usage = response.extensions().get::<Stamp>().and_then(|stamp| stamp.usage);
         let uncounted = response.status() == StatusCode::TOO_MANY_REQUESTS;
-        let verdict = Verdict { uncounted, usage, estimate: self.estimate };
+        let verdict = Verdict { uncounted, usage, estimate: self.estimate, told_later: false };
         let organisation = dialect::organisation(response.headers());
         let impatient = self.gate.update(|quota, now| {
             // Resets cost a date each, and are of use only until they have told how large the buckets are.

@@ -93,6 +93,8 @@ pub(crate) struct Verdict {
     pub(crate) usage: Option<Usage>,
     /// What its input was estimated at.
     pub(crate) estimate: Option<f64>,
+    /// What it used is told later, when its body ends.
+    pub(crate) told_later: bool,
 }
 
 impl Quota {
@@ -246,7 +248,9 @@ impl Quota {
         if !readings.is_empty() {
             self.learn(position, readings, verdict, now);
         }
-        self.closed(call, now);
+        if !verdict.told_later {
+            self.closed(call, now);
+        }
     }
 
     /// No answer of this call will be read any more. It is kept while one that was sent at about the same time may still be.

@@ -41,7 +41,7 @@ fn requests(limit: f64, remaining: f64) -> Readings {
 }
 
 fn verdict(uncounted: bool, usage: Option<Usage>) -> Verdict {
-    Verdict { uncounted, usage, estimate: None }
+    Verdict { uncounted, usage, ..Verdict::default() }
 }
 
 /// The provider: whoever comes in finds the level of that moment.
@@ -972,5 +972,127 @@ proptest! {
         expected = (expected + refill * (now - then)).min(capacity);
         prop_assert!(level <= expected + 1e-6, "{level} is more than {expected}");
         prop_assert!(level >= (capacity / 2.0).min(expected) - 1e-6, "{level} is so much less than {expected} that it matters");
+    }
+}
+
+// Settling, against plain sums.
+
+#[derive(Clone, Debug)]
+enum Step {
+    Reserve,
+    GiveBack(usize),
+    Call { reserved: usize, input: f64 },
+    Answer { call: usize, remaining: Option<f64>, used: Option<u64>, refused: bool, later: bool },
+    End { call: usize, used: Option<u64> },
+    Wait(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let used = || proptest::option::of(100u64..5_000);
+    prop_oneof![
+        4 => Just(Step::Reserve),
+        1 => any::<usize>().prop_map(Step::GiveBack),
+        4 => (any::<usize>(), 100.0f64..5_000.0).prop_map(|(reserved, input)| Step::Call { reserved, input }),
+        4 => (any::<usize>(), proptest::option::of(1e8f64..2e8), used(), any::<bool>(), any::<bool>())
+            .prop_map(|(call, remaining, used, refused, later)| Step::Answer { call, remaining, used, refused, later }),
+        2 => (any::<usize>(), used()).prop_map(|(call, used)| Step::End { call, used }),
+        3 => (0u64..30).prop_map(Step::Wait),
+    ]
+}
+
+/// A call as whoever adds up by hand sees it.
+struct Plain {
+    id: u64,
+    sent: Instant,
+    cost: f64,
+    /// Nothing is to be said of it any more.
+    over: bool,
+    later: bool,
+}
+
+/// Picks one that may still be spoken of.
+fn pick(calls: &[Plain], nth: usize, may: impl Fn(&Plain) -> bool) -> Option<usize> {
+    let open: Vec<_> = (0..calls.len()).filter(|i| may(&calls[*i])).collect();
+    (!open.is_empty()).then(|| open[nth % open.len()])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// Where the bucket is never full, what is left is a sum: what was said, the refill since, less what is not counted there.
+    #[test]
+    fn whatever_is_reserved_settled_refunded_and_said_in_whatever_order_what_is_left_adds_up(
+        steps in proptest::collection::vec(step(), 1..300),
+    ) {
+        // So little that it is of no account whether all of it is seen.
+        const RATE: f64 = 1.0;
+        let input = Resource::InputTokens;
+        let lines = |remaining: f64| said(&[("input-tokens-limit", RATE * 60.0), ("input-tokens-remaining", remaining)]);
+        let mut law = Law::new();
+        // So full once that it is never full again.
+        let mut first = 0;
+        for remaining in [4e9 + 1.0, 1e9 + 1.0] {
+            first = law.call(Cost::tokens(Some(1.0), Some(0.0)).exact()).unwrap();
+            law.quota.answered(first, &lines(remaining), verdict(false, Some(Usage::new(1, 0))), law.now);
+            law.wait(SECOND);
+        }
+        let (mut reserved, mut calls): (Vec<[f64; 4]>, Vec<Plain>) = (vec![], vec![]);
+        // The believed answer: whose, sent when, what was left from when on.
+        let mut rests_on = (first, law.now - SECOND, 1e9 + 1.0, law.now - SECOND);
+        for step in steps {
+            match step {
+                Step::Reserve => reserved.extend(law.quota.admit(law.now)),
+                Step::GiveBack(nth) if !reserved.is_empty() => {
+                    let cost = reserved.swap_remove(nth % reserved.len());
+                    law.quota.give_back(&cost, false, law.now);
+                }
+                Step::Call { reserved: nth, input } if !reserved.is_empty() => {
+                    let cost = reserved.swap_remove(nth % reserved.len());
+                    let asked = Cost::tokens(Some(input), Some(0.0)).exact();
+                    let (price, sent) = law.quota.call(&cost, &asked, law.now);
+                    let cost = price[Resource::InputTokens.index()];
+                    prop_assert_eq!(cost, input);
+                    calls.push(Plain { id: sent.unwrap(), sent: law.now, cost, over: false, later: false });
+                }
+                Step::Answer { call, remaining, used, refused, later } => {
+                    let Some(i) = pick(&calls, call, |call| !call.over && !call.later) else { continue };
+                    let call = &mut calls[i];
+                    let remaining = remaining.map(|remaining| remaining.floor() + 0.5);
+                    let readings = remaining.map_or(Readings::default(), lines);
+                    let usage = used.filter(|_| !later && !refused).map(|used| Usage::new(used, 0));
+                    let verdict = Verdict { uncounted: refused, usage, estimate: None, told_later: later && !refused };
+                    law.quota.answered(call.id, &readings, verdict, law.now);
+                    call.later = verdict.told_later;
+                    call.over = !verdict.told_later;
+                    if refused {
+                        call.cost = 0.0;
+                    } else if let Some(usage) = usage {
+                        call.cost = usage.input_tokens as f64;
+                    }
+                    if let Some(remaining) = remaining.filter(|_| call.sent >= rests_on.1) {
+                        rests_on = (call.id, call.sent, remaining, (call.sent + GUARD).min(law.now));
+                    }
+                }
+                Step::End { call, used } => {
+                    let Some(i) = pick(&calls, call, |call| !call.over) else { continue };
+                    let call = &mut calls[i];
+                    let usage = used.filter(|_| call.later).map(|used| Usage::new(used, 0));
+                    law.quota.close(call.id, Verdict { usage, ..Verdict::default() }, law.now);
+                    call.over = true;
+                    if let Some(usage) = usage {
+                        call.cost = usage.input_tokens as f64;
+                    }
+                }
+                Step::Wait(ms) => law.wait(Duration::from_millis(ms)),
+                _ => continue,
+            }
+            let (id, sent, remaining, from) = rests_on;
+            let back = RATE * law.now.saturating_duration_since(from).as_secs_f64();
+            let uncounted = calls.iter().filter(|call| call.id != id && call.sent + GUARD > sent).map(|call| call.cost);
+            let pending = reserved.iter().map(|cost| cost[Resource::InputTokens.index()]);
+            let expected = remaining + back - uncounted.sum::<f64>() - pending.sum::<f64>();
+            let level = law.quota.meters(law.now).iter().find(|one| one.resource == input).unwrap().remaining;
+            prop_assert!((level - expected).abs() < 20.0, "{level} is left, and {expected} by hand");
+        }
     }
 }
