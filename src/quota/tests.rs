@@ -982,7 +982,7 @@ enum Step {
     Reserve,
     GiveBack(usize),
     Call { reserved: usize, input: f64 },
-    Answer { call: usize, remaining: Option<f64>, used: Option<u64>, refused: bool, later: bool },
+    Answer { call: usize, remaining: [Option<f64>; 2], used: Option<u64>, refused: bool, later: bool },
     End { call: usize, used: Option<u64> },
     Wait(u64),
 }
@@ -993,7 +993,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => Just(Step::Reserve),
         1 => any::<usize>().prop_map(Step::GiveBack),
         4 => (any::<usize>(), 100.0f64..5_000.0).prop_map(|(reserved, input)| Step::Call { reserved, input }),
-        4 => (any::<usize>(), proptest::option::of(1e8f64..2e8), used(), any::<bool>(), any::<bool>())
+        4 => (any::<usize>(), proptest::array::uniform2(proptest::option::of(1e8f64..2e8)), used(), any::<bool>(), any::<bool>())
             .prop_map(|(call, remaining, used, refused, later)| Step::Answer { call, remaining, used, refused, later }),
         2 => (any::<usize>(), used()).prop_map(|(call, used)| Step::End { call, used }),
         3 => (0u64..30).prop_map(Step::Wait),
@@ -1019,26 +1019,31 @@ fn pick(calls: &[Plain], nth: usize, may: impl Fn(&Plain) -> bool) -> Option<usi
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// Where the bucket is never full, what is left is a sum: what was said, the refill since, less what is not counted there.
+    /// Where no bucket is ever full, what is left is a sum: what was said, the refill since, less what is not counted there.
     #[test]
     fn whatever_is_reserved_settled_refunded_and_said_in_whatever_order_what_is_left_adds_up(
         steps in proptest::collection::vec(step(), 1..300),
     ) {
         // So little that it is of no account whether all of it is seen.
         const RATE: f64 = 1.0;
-        let input = Resource::InputTokens;
-        let lines = |remaining: f64| said(&[("input-tokens-limit", RATE * 60.0), ("input-tokens-remaining", remaining)]);
+        let both = [Resource::InputTokens, Resource::OutputTokens];
+        let lines = |remaining: [Option<f64>; 2]| {
+            let input = remaining[0].map(|left| [("input-tokens-limit", RATE * 60.0), ("input-tokens-remaining", left)]);
+            let output = remaining[1].map(|left| [("output-tokens-limit", RATE * 60.0), ("output-tokens-remaining", left)]);
+            said(&input.into_iter().chain(output).flatten().collect::<Vec<_>>())
+        };
+        let one = Cost::tokens(Some(1.0), Some(1.0)).exact();
         let mut law = Law::new();
-        // So full once that it is never full again.
+        // So full once that they are never full again.
         let mut first = 0;
-        for remaining in [4e9 + 1.0, 1e9 + 1.0] {
-            first = law.call(Cost::tokens(Some(1.0), Some(0.0)).exact()).unwrap();
-            law.quota.answered(first, &lines(remaining), verdict(false, Some(Usage::new(1, 0))), law.now);
+        for remaining in [4e9 + 0.5, 1e9 + 0.5] {
+            first = law.call(one).unwrap();
+            law.quota.answered(first, &lines([Some(remaining); 2]), verdict(false, Some(Usage::new(1, 1))), law.now);
             law.wait(SECOND);
         }
         let (mut reserved, mut calls): (Vec<[f64; 4]>, Vec<Plain>) = (vec![], vec![]);
-        // The believed answer: whose, sent when, what was left from when on.
-        let mut rests_on = (first, law.now - SECOND, 1e9 + 1.0, law.now - SECOND);
+        // The believed answers: whose, sent when, what was left from when on.
+        let mut rests_on = [(first, law.now - SECOND, 1e9 + 0.5, law.now - SECOND); 2];
         for step in steps {
             match step {
                 Step::Reserve => reserved.extend(law.quota.admit(law.now)),
@@ -1048,20 +1053,18 @@ proptest! {
                 }
                 Step::Call { reserved: nth, input } if !reserved.is_empty() => {
                     let cost = reserved.swap_remove(nth % reserved.len());
-                    let asked = Cost::tokens(Some(input), Some(0.0)).exact();
+                    let asked = Cost::tokens(Some(input), Some(input)).exact();
                     let (price, sent) = law.quota.call(&cost, &asked, law.now);
-                    let cost = price[Resource::InputTokens.index()];
-                    prop_assert_eq!(cost, input);
-                    calls.push(Plain { id: sent.unwrap(), sent: law.now, cost, over: false, later: false });
+                    prop_assert!(both.iter().all(|resource| price[resource.index()] == input));
+                    calls.push(Plain { id: sent.unwrap(), sent: law.now, cost: input, over: false, later: false });
                 }
                 Step::Answer { call, remaining, used, refused, later } => {
                     let Some(i) = pick(&calls, call, |call| !call.over && !call.later) else { continue };
                     let call = &mut calls[i];
-                    let remaining = remaining.map(|remaining| remaining.floor() + 0.5);
-                    let readings = remaining.map_or(Readings::default(), lines);
-                    let usage = used.filter(|_| !later && !refused).map(|used| Usage::new(used, 0));
+                    let remaining = remaining.map(|remaining| remaining.map(|remaining| remaining.floor() + 0.5));
+                    let usage = used.filter(|_| !later && !refused).map(|used| Usage::new(used, used));
                     let verdict = Verdict { uncounted: refused, usage, estimate: None, told_later: later && !refused };
-                    law.quota.answered(call.id, &readings, verdict, law.now);
+                    law.quota.answered(call.id, &lines(remaining), verdict, law.now);
                     call.later = verdict.told_later;
                     call.over = !verdict.told_later;
                     if refused {
@@ -1069,14 +1072,16 @@ proptest! {
                     } else if let Some(usage) = usage {
                         call.cost = usage.input_tokens as f64;
                     }
-                    if let Some(remaining) = remaining.filter(|_| call.sent >= rests_on.1) {
-                        rests_on = (call.id, call.sent, remaining, (call.sent + GUARD).min(law.now));
+                    for (rests_on, remaining) in rests_on.iter_mut().zip(remaining) {
+                        if let Some(remaining) = remaining.filter(|_| call.sent >= rests_on.1) {
+                            *rests_on = (call.id, call.sent, remaining, (call.sent + GUARD).min(law.now));
+                        }
                     }
                 }
                 Step::End { call, used } => {
                     let Some(i) = pick(&calls, call, |call| !call.over) else { continue };
                     let call = &mut calls[i];
-                    let usage = used.filter(|_| call.later).map(|used| Usage::new(used, 0));
+                    let usage = used.filter(|_| call.later).map(|used| Usage::new(used, used));
                     law.quota.close(call.id, Verdict { usage, ..Verdict::default() }, law.now);
                     call.over = true;
                     if let Some(usage) = usage {
@@ -1086,13 +1091,14 @@ proptest! {
                 Step::Wait(ms) => law.wait(Duration::from_millis(ms)),
                 _ => continue,
             }
-            let (id, sent, remaining, from) = rests_on;
-            let back = RATE * law.now.saturating_duration_since(from).as_secs_f64();
-            let uncounted = calls.iter().filter(|call| call.id != id && call.sent + GUARD > sent).map(|call| call.cost);
-            let pending = reserved.iter().map(|cost| cost[Resource::InputTokens.index()]);
-            let expected = remaining + back - uncounted.sum::<f64>() - pending.sum::<f64>();
-            let level = law.quota.meters(law.now).iter().find(|one| one.resource == input).unwrap().remaining;
-            prop_assert!((level - expected).abs() < 20.0, "{level} is left, and {expected} by hand");
+            for (resource, (id, sent, remaining, from)) in both.into_iter().zip(rests_on) {
+                let back = RATE * law.now.saturating_duration_since(from).as_secs_f64();
+                let uncounted = calls.iter().filter(|call| call.id != id && call.sent + GUARD > sent);
+                let pending = reserved.iter().map(|cost| cost[resource.index()]).sum::<f64>();
+                let expected = remaining + back - uncounted.map(|call| call.cost).sum::<f64>() - pending;
+                let level = law.quota.meters(law.now).iter().find(|one| one.resource == resource).unwrap().remaining;
+                prop_assert!((level - expected).abs() < 20.0, "{level} {resource:?} are left, and {expected} by hand");
+            }
         }
     }
 }
