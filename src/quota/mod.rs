@@ -10,8 +10,12 @@
 //!   `2 · refill · level / mark`, so one copy of us settles at half the mark and spends the whole refill, and a colleague on
 //!   the same key finds a reserve. Where the refill shows that somebody else spends too, the mark is higher and the burst is
 //!   paced as well.
-//! - `poll_ready` cannot see the request, so it reserves what calls have cost lately; `call` trues it up. A request that
-//!   proves too dear waits in its own future, first in line; one larger than the bucket goes when the bucket is full.
+//! - `poll_ready` cannot see the request, so it reserves what calls cost on average, and only while a large one would fit;
+//!   `call` trues it up. A request that proves too dear waits in its own future, first in line; one larger than the bucket goes
+//!   when the bucket is full.
+//! - What a request will cost is [estimated](Estimate) from its body, and the estimate set right by what calls have used; an
+//!   answer is taken to be as long as 19 of 20 have been, never as `max_tokens` allows. When the answer says what it used, the
+//!   difference is settled: of a stream, when it ends. What the provider refused, or never saw, costs nothing.
 //! - Nothing is limited before the first answer that tells a limit.
 //!
 //! **Readiness:** `Ready` is a reservation, taken off what is left. A clone starts without one.
