@@ -63,6 +63,8 @@ mod future;
 mod layer;
 mod read;
 mod service;
+mod sse;
+mod watch;
 
 pub use body::Answer;
 pub use future::{Elapsed, JudgeFuture};
