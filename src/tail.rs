@@ -87,8 +87,7 @@ impl Tail {
 
     /// It has ended: to be called once. The first panic of a listener is handed back.
     pub(crate) fn end(&self, ended: Ended) -> Result<(), Box<dyn Any + Send>> {
-        let before =
-            mem::replace(&mut *self.state.lock().unwrap_or_else(PoisonError::into_inner), State::Ended(ended));
+        let before = mem::replace(&mut *self.state.lock().unwrap_or_else(PoisonError::into_inner), State::Ended(ended));
         let State::Open(listeners) = before else { return Ok(()) };
         listeners.into_iter().fold(Ok(()), |told, listener| {
             // Nothing of ours is in the closure, and a panic in it must not keep the word from those who come after.
