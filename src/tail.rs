@@ -89,10 +89,12 @@ impl Tail {
     pub(crate) fn end(&self, ended: Ended) -> Result<(), Box<dyn Any + Send>> {
         let before = mem::replace(&mut *self.state.lock().unwrap_or_else(PoisonError::into_inner), State::Ended(ended));
         let State::Open(listeners) = before else { return Ok(()) };
-        listeners.into_iter().fold(Ok(()), |told, listener| {
+        let mut told = Ok(());
+        for listener in listeners {
             // Nothing of ours is in the closure, and a panic in it must not keep the word from those who come after.
-            told.and(panic::catch_unwind(AssertUnwindSafe(|| listener(&ended))))
-        })
+            told = told.and(panic::catch_unwind(AssertUnwindSafe(|| listener(&ended))));
+        }
+        told
     }
 }
 

@@ -224,7 +224,7 @@ async fn a_listener_that_panics_does_so_once_and_spoils_nothing() {
         let _answer = answer;
         panic!("in the reader");
     }));
-    assert_eq!(read.map(|()| ()).unwrap_err().downcast_ref(), Some(&"in the reader"));
+    assert_eq!(read.unwrap_err().downcast_ref(), Some(&"in the reader"));
     told.assert(None, false);
 }
 

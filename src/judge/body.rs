@@ -30,8 +30,7 @@ pub struct Answer<B> {
 
 enum State<B> {
     Whole { bytes: Option<Bytes>, trailers: Option<HeaderMap> },
-    // The watch is large, and most answers are whole: on the heap.
-    Stream { read: VecDeque<Bytes>, rest: B, watch: Box<Watch> },
+    Stream { read: VecDeque<Bytes>, rest: B, watch: Watch },
 }
 
 impl<B> Answer<B> {
@@ -39,11 +38,10 @@ impl<B> Answer<B> {
         Answer { body: State::Whole { bytes: Some(bytes), trailers } }
     }
 
-    pub(super) fn stream(read: VecDeque<Bytes>, rest: B, watch: Watch) -> Self
+    pub(super) fn stream(read: VecDeque<Bytes>, rest: B, mut watch: Watch) -> Self
     where
         B: Body,
     {
-        let mut watch = Box::new(watch);
         if read.is_empty() && rest.is_end_stream() {
             // Nobody need ask it for what there is not.
             watch.end(true);

@@ -17,7 +17,8 @@ pub(super) struct Watch {
 }
 
 enum Reader {
-    Events(Events),
+    // Most answers are whole, and none need be as large as this.
+    Events(Box<Events>),
     /// The last that came of a JSON body: all of it may be far too much.
     Json(Vec<u8>),
     /// What tells no usage is not looked at.
@@ -29,7 +30,7 @@ impl Watch {
     pub(super) fn new(status: StatusCode, headers: &HeaderMap) -> (Self, Tail) {
         let is_plain = status.is_success() && !headers.contains_key(CONTENT_ENCODING);
         let reader = if is_plain && is_events(headers) {
-            Reader::Events(Events::new())
+            Reader::Events(Box::new(Events::new()))
         } else if is_plain && read::is_json(headers) {
             Reader::Json(vec![])
         } else {
