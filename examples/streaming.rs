@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Request;
+use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use tokio::time::Instant;
 use tower::{Service, ServiceExt};
@@ -16,6 +16,7 @@ use tower_quota::{
     client,
     judge::{Gather, JudgeLayer},
     org::{Credential, Family, Org, Orgs},
+    outcome::Stamp,
     sim::{Config, Dialect, Latency, OrgConfig, Sim},
     stack::Stack,
 };
@@ -45,6 +46,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut answer = service.ready().await?.call(request()?).await?;
     let (at, in_flight) = (start.elapsed().as_millis(), org.snapshot().in_flight);
     println!("{at:>4} ms, {in_flight} in flight  {} {:?}", answer.status(), answer.headers()["content-type"]);
+    // What it used is known when it has ended. Whoever only wants to know then may register a closure: `tail.on_end(…)`.
+    let tail = |answer: &Response<_>| answer.extensions().get::<Stamp>().and_then(|stamp| stamp.tail.clone());
+    let end = tail(&answer).ok_or("it is handed through")?;
 
     let mut chunks = 0;
     while let Some(frame) = answer.body_mut().frame().await {
@@ -60,14 +64,17 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     println!("after:   {} in flight, though the answer is still kept", org.snapshot().in_flight);
-    assert!(chunks > 1);
+    let ended = end.ended().ok_or("it was read to its end")?;
+    println!("         {:?}, complete: {}", ended.usage, ended.complete);
+    assert!(chunks > 1 && ended.complete && ended.usage.is_some());
     assert_eq!((server.truth().ok(), org.snapshot().in_flight), (1, 0));
 
     let mut answer = service.ready().await?.call(request()?).await?;
     answer.body_mut().frame().await.ok_or("a stream has a beginning")??;
     assert_eq!(org.snapshot().in_flight, 1);
+    let end = tail(&answer).ok_or("it is handed through")?;
     drop(answer);
-    println!("another, dropped half-way: {} in flight", org.snapshot().in_flight);
+    println!("another, dropped half-way: {} in flight, {:?}", org.snapshot().in_flight, end.ended());
     assert_eq!(org.snapshot().in_flight, 0);
     Ok(())
 }

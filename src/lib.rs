@@ -102,6 +102,7 @@ pub mod retry;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod stack;
+mod tail;
 
 /// The README's programs compile: they are tests of the documentation.
 #[cfg(doctest)]

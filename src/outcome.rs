@@ -21,6 +21,8 @@ use tokio::time::Instant;
 
 use crate::{hint, org::Org};
 
+pub use crate::tail::{Ended, Tail};
+
 /// A boxed error, as tower uses it.
 pub type BoxError = Box<dyn StdError + Send + Sync>;
 
@@ -399,8 +401,11 @@ pub struct Stamp {
     pub outcome: Outcome,
     /// Whether the body was gathered whole: nothing more will come over the wire, so its slot is free already.
     pub whole: bool,
-    /// What the call used, where the answer says so.
+    /// What the call used, where the answer says so and was gathered whole. Of one that is handed through as a stream its
+    /// [`tail`](Stamp::tail) tells.
     pub usage: Option<Usage>,
+    /// The end of an answer that is handed through as a stream; `None` for one that was gathered whole.
+    pub tail: Option<Tail>,
     /// The org that served it; set by the balancer.
     pub org: Option<Org>,
     /// Whether that org does not admit calls for now (held, or out): whoever retries need not sleep, the next attempt waits
@@ -414,7 +419,7 @@ impl Stamp {
     /// A stamp that says only what the answer means.
     #[must_use]
     pub const fn new(outcome: Outcome) -> Self {
-        Stamp { outcome, whole: false, usage: None, org: None, held_below: false, unsent: false }
+        Stamp { outcome, whole: false, usage: None, tail: None, org: None, held_below: false, unsent: false }
     }
 }
 

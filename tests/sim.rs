@@ -580,6 +580,38 @@ async fn over_http_streams_end_with_their_terminal_event() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_stream_in_openais_dialect_tells_its_usage_only_where_it_is_asked_for() {
+    let sim = Sim::new(config(Dialect::OpenAi, org().requests_per_minute(6_000.0))).unwrap();
+    for (options, asked) in [
+        ("", false),
+        (r#","stream_options":null"#, false),
+        (r#","stream_options":{}"#, false),
+        (r#","stream_options":{"include_usage":false}"#, false),
+        (r#","stream_options":{"include_usage":true}"#, true),
+    ] {
+        let request = format!(r#"{{"stream":true,"max_tokens":4{options}}}"#);
+        let body = call(&sim.service(), &request).await.unwrap().into_body().collect().await.unwrap().to_bytes();
+        let events = events(std::str::from_utf8(&body).unwrap());
+        let (done, chunks) = events.split_last().unwrap();
+        assert_eq!(done.1, "[DONE]");
+        let chunks: Vec<serde_json::Value> =
+            chunks.iter().map(|(_, data)| serde_json::from_str(data).unwrap()).collect();
+        assert!(chunks.iter().all(|chunk| chunk.get("usage").is_some() == asked), "{options}");
+        let said: Vec<_> = chunks.iter().filter(|chunk| chunk["usage"].is_object()).collect();
+        assert_eq!(said.len(), usize::from(asked), "{options}");
+        for said in said {
+            assert_eq!(
+                (said["choices"].as_array().unwrap().len(), &said["usage"]["completion_tokens"]),
+                (0, &4.into())
+            );
+            assert_eq!(said["usage"]["prompt_tokens"], request.len().div_ceil(4));
+        }
+        let finished = chunks.iter().filter(|chunk| chunk["choices"][0]["finish_reason"] == "length");
+        assert_eq!(finished.count(), 1, "{options}");
+    }
+}
+
 #[tokio::test]
 async fn over_http_many_connections_are_kept_alive() {
     let org = OrgConfig::new("one", "key-1").latency(Latency::new(1.0, 0.3));

@@ -11,12 +11,16 @@ use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 
+use super::watch::Watch;
 use crate::outcome::{BoxError, Error};
 
 /// The body of a judged answer: gathered whole, or a stream.
 ///
 /// A body that proved larger than the ceiling while it was gathered is a stream too: first the parts read so far, then the
 /// rest as it comes. Dropping it drops what is left of the inner body.
+///
+/// A stream is read as it passes, nothing is held back or copied for it, and what it has used is told at its end: see
+/// [`Tail`](crate::outcome::Tail).
 ///
 /// A stream that breaks off ends in an [`Error`] of [`Class::Transport`](crate::outcome::Class::Transport), with the inner
 /// body's own as its source.
@@ -26,7 +30,7 @@ pub struct Answer<B> {
 
 enum State<B> {
     Whole { bytes: Option<Bytes>, trailers: Option<HeaderMap> },
-    Stream { read: VecDeque<Bytes>, rest: B },
+    Stream { read: VecDeque<Bytes>, rest: B, watch: Watch },
 }
 
 impl<B> Answer<B> {
@@ -34,8 +38,15 @@ impl<B> Answer<B> {
         Answer { body: State::Whole { bytes: Some(bytes), trailers } }
     }
 
-    pub(super) fn stream(read: VecDeque<Bytes>, rest: B) -> Self {
-        Answer { body: State::Stream { read, rest } }
+    pub(super) fn stream(read: VecDeque<Bytes>, rest: B, mut watch: Watch) -> Self
+    where
+        B: Body,
+    {
+        if read.is_empty() && rest.is_end_stream() {
+            // Nobody need ask it for what there is not.
+            watch.end(true);
+        }
+        Answer { body: State::Stream { read, rest, watch } }
     }
 
     /// The gathered body; `None` if this is a stream, or if the body was polled out already.
@@ -81,24 +92,40 @@ where
                 let data = bytes.take().filter(|bytes| !bytes.is_empty()).map(Frame::data);
                 Poll::Ready(data.or_else(|| trailers.take().map(Frame::trailers)).map(Ok))
             }
-            State::Stream { read, rest } => match read.pop_front() {
-                Some(data) => Poll::Ready(Some(Ok(Frame::data(data)))),
-                None => poll_bytes(rest, cx).map_err(Error::from_box),
-            },
+            State::Stream { read, rest, watch } => {
+                let frame = match read.pop_front() {
+                    Some(data) => Some(Ok(Frame::data(data))),
+                    None => ready!(poll_bytes(rest, cx)),
+                };
+                match &frame {
+                    Some(Ok(frame)) => {
+                        if let Some(data) = frame.data_ref() {
+                            watch.part(data);
+                        }
+                        // Nobody need ask again.
+                        if read.is_empty() && rest.is_end_stream() {
+                            watch.end(true);
+                        }
+                    }
+                    Some(Err(_)) => watch.end(false),
+                    None => watch.end(true),
+                }
+                Poll::Ready(frame.map(|frame| frame.map_err(Error::from_box)))
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.body {
             State::Whole { bytes, trailers } => bytes.as_ref().is_none_or(Bytes::is_empty) && trailers.is_none(),
-            State::Stream { read, rest } => read.is_empty() && rest.is_end_stream(),
+            State::Stream { read, rest, .. } => read.is_empty() && rest.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.body {
             State::Whole { bytes, .. } => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            State::Stream { read, rest } => {
+            State::Stream { read, rest, .. } => {
                 let read = read.iter().map(|part| part.len() as u64).sum::<u64>();
                 let rest = rest.size_hint();
                 let mut hint = SizeHint::new();

@@ -20,6 +20,7 @@ use super::{
     body::{Read, poll_bytes},
     layer::Rules,
     read,
+    watch::Watch,
 };
 use crate::{
     hint,
@@ -225,7 +226,10 @@ where
 
     fn hand_on(self) -> Response<Answer<B>> {
         let read = [self.read.join()].into_iter().filter(|read| !read.is_empty()).chain(self.beyond);
-        stamped(self.head, Stamp::new(self.outcome), Answer::stream(read.collect(), self.body))
+        let (watch, tail) = Watch::new(self.head.status, &self.head.headers);
+        let mut stamp = Stamp::new(self.outcome);
+        stamp.tail = Some(tail);
+        stamped(self.head, stamp, Answer::stream(read.collect(), self.body, watch))
     }
 }
 

@@ -40,9 +40,45 @@
 //!
 //! - The status and headers, by [`Outcome::of_head`](crate::outcome::Outcome::of_head).
 //! - The text of a gathered 429, by [`hint::from_text`](crate::hint::from_text): it can only make the wait longer.
-//! - The token usage of a gathered 2xx whose content type is JSON: Anthropic's and OpenAI's `input_tokens` and
-//!   `output_tokens`, OpenAI's `prompt_tokens` and `completion_tokens`. Anthropic's `cache_creation_input_tokens` are added to
-//!   the input, since they count against the input quota; `cache_read_input_tokens` are not, since on current models they do not.
+//! - The token usage of a 2xx whose content type is JSON or that of server-sent events: Anthropic's and OpenAI's `input_tokens`
+//!   and `output_tokens`, OpenAI's `prompt_tokens` and `completion_tokens`. Anthropic's `cache_creation_input_tokens` are added
+//!   to the input, since they count against the input quota; `cache_read_input_tokens` are not, since on current models they
+//!   do not.
+//!
+//! # Streams
+//!
+//! A body that is handed through is read as it passes. Nothing is held back, copied or altered for it, and one of another content
+//! type is not looked at. Usage is known when the stream has ended, has failed or is dropped: the stamp's
+//! [`Tail`](crate::outcome::Tail) tells it then, together with whether all of it came.
+//!
+//! - In server-sent events Anthropic says the input in `message_start` and the output in `message_delta`; OpenAI says both in
+//!   the last chunk, if the request has `"stream_options":{"include_usage":true}`, and in `response.completed`. What is said last counts, so
+//!   of a stream that was cut off what was known by then is told.
+//! - The last event is Anthropic's `message_stop`; OpenAI's `[DONE]`, `response.completed`, `response.incomplete` or
+//!   `response.failed`. A stream of events without it is not complete.
+//! - Of JSON that is handed through the last kilobyte is kept, and read if the body came whole.
+//!
+//! ```
+//! # use bytes::Bytes; use http::{Request, Response}; use http_body_util::{BodyExt, Full};
+//! # use tower::{Layer, ServiceExt, service_fn};
+//! use tower_quota::{judge::{Gather, JudgeLayer}, outcome::{Stamp, Usage}};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), tower_quota::outcome::Error> {
+//! # let client = service_fn(|_: Request<Full<Bytes>>| async {
+//! #     let events = "data: {\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":8}}\n\ndata: [DONE]\n\n";
+//! #     Response::builder().header("content-type", "text/event-stream").body(Full::new(Bytes::from(events)))
+//! # });
+//! let service = JudgeLayer::new().gather(Gather::ErrorsOnly).layer(client);
+//! let answer = service.oneshot(Request::new(Full::default())).await?;
+//! let tail = answer.extensions().get::<Stamp>().and_then(|stamp| stamp.tail.clone()).expect("handed through");
+//!
+//! answer.into_body().collect().await?;
+//! let ended = tail.ended().expect("it was read to its end");
+//! assert_eq!((ended.usage, ended.complete), (Some(Usage::new(7, 8)), true));
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! It looks at the bytes as they come: where answers are compressed, a layer that decompresses belongs below it.
 //!
@@ -63,6 +99,8 @@ mod future;
 mod layer;
 mod read;
 mod service;
+mod sse;
+mod watch;
 
 pub use body::Answer;
 pub use future::{Elapsed, JudgeFuture};

@@ -9,6 +9,7 @@ use http::{
 };
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use super::{sse::Events, watch::is_events};
 use crate::outcome::{BoxError, Class, Error, Outcome, Usage};
 
 /// What stands in place of a key.
@@ -71,22 +72,35 @@ pub(super) fn content_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
 }
 
-/// The tokens a success says it used, in either dialect; `None` where it is not JSON or does not say.
+/// The tokens a gathered success says it used, in either dialect; `None` where it does not say.
 ///
 /// Only the `usage` object is taken apart; the rest is passed over without being built.
 pub(super) fn usage(headers: &HeaderMap, body: &[u8]) -> Option<Usage> {
-    if !is_json(headers) {
-        return None;
+    if is_json(headers) {
+        let said = usage_at_the_end(body).or_else(|| serde_json::from_slice::<Answered>(body).ok()?.usage)?;
+        return said.usage();
     }
-    let said = usage_at_the_end(body).or_else(|| serde_json::from_slice::<Answered>(body).ok()?.usage)?;
-    let input = said.input_tokens.or(said.prompt_tokens);
-    let output = said.output_tokens.or(said.completion_tokens);
-    if input.is_none() && output.is_none() {
-        return None;
+    if is_events(headers) {
+        let mut events = Events::new();
+        events.feed(body);
+        events.finish();
+        return events.usage();
     }
-    // Written to the cache means read from the input quota; read from the cache does not.
-    let cached = said.cache_creation_input_tokens.unwrap_or(0);
-    Some(Usage::new(input.unwrap_or(0).saturating_add(cached), output.unwrap_or(0)))
+    None
+}
+
+/// The tokens a JSON success says it used, of which only the last [`NEAR`] bytes were kept.
+pub(super) fn usage_near_the_end(end: &[u8]) -> Option<Usage> {
+    usage_at_the_end(end)?.usage()
+}
+
+/// What one event of a stream says. Said of the whole answer so far, in the event itself (Anthropic's `message_delta`, OpenAI's
+/// last chunk) or in the answer that it brings (Anthropic's `message_start`, OpenAI's `response.completed`).
+pub(super) fn said_by_event(data: &[u8]) -> Option<Said> {
+    let Event { own, brought } = serde_json::from_slice(data).ok()?;
+    let mut said = brought.unwrap_or_default();
+    said.update(own.unwrap_or_default());
+    Some(said)
 }
 
 /// Both providers say the usage last or nearly so, after all that is long: looked for from the end it costs the same for an
@@ -113,9 +127,30 @@ fn usage_at_the_end(body: &[u8]) -> Option<Said> {
 }
 
 /// How far from the end the usage is looked for, in bytes.
-const NEAR: usize = 1024;
+pub(super) const NEAR: usize = 1024;
+
+/// What a visitor does with whatever it is not there for: nothing.
+macro_rules! nothing_else {
+    ($said:expr; $($visit:ident: $kind:ty),+) => {
+        $(
+            fn $visit<E>(self, _: $kind) -> Result<Self::Value, E> {
+                Ok($said)
+            }
+        )+
+
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok($said)
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+            while items.next_element::<IgnoredAny>()?.is_some() {}
+            Ok($said)
+        }
+    };
+}
 
 /// An answer of which only the top-level `usage` is built; all else is passed over in place.
+#[derive(Default)]
 struct Answered {
     usage: Option<Said>,
 }
@@ -141,6 +176,42 @@ impl<'de> Deserialize<'de> for Answered {
                 }
                 Ok(Answered { usage })
             }
+
+            nothing_else!(Answered::default(); visit_u64: u64, visit_i64: i64, visit_f64: f64, visit_bool: bool, visit_str: &str);
+        }
+
+        deserializer.deserialize_any(Fields)
+    }
+}
+
+/// One event of a stream: what it says itself, and what the answer says that it brings.
+struct Event {
+    own: Option<Said>,
+    brought: Option<Said>,
+}
+
+impl<'de> Deserialize<'de> for Event {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+
+        impl<'de> Visitor<'de> for Fields {
+            type Value = Event;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an event")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Event, A::Error> {
+                let mut event = Event { own: None, brought: None };
+                while let Some(name) = fields.next_key()? {
+                    match name {
+                        Name::Usage => event.own = Some(fields.next_value()?),
+                        Name::Message | Name::Response => event.brought = fields.next_value::<Answered>()?.usage,
+                        _ => drop(fields.next_value::<IgnoredAny>()?),
+                    }
+                }
+                Ok(event)
+            }
         }
 
         deserializer.deserialize_map(Fields)
@@ -149,12 +220,39 @@ impl<'de> Deserialize<'de> for Answered {
 
 /// What a `usage` says. What is no count is as if it were not there, and whatever is no object says nothing.
 #[derive(Default)]
-struct Said {
+pub(super) struct Said {
     input_tokens: Option<u64>,
     prompt_tokens: Option<u64>,
     output_tokens: Option<u64>,
     completion_tokens: Option<u64>,
     cache_creation_input_tokens: Option<u64>,
+}
+
+impl Said {
+    /// What is said later of the same answer counts instead: counts of a stream are of all of it so far.
+    pub(super) fn update(&mut self, later: Said) {
+        let Said { input_tokens, prompt_tokens, output_tokens, completion_tokens, cache_creation_input_tokens } = later;
+        for (count, later) in [
+            (&mut self.input_tokens, input_tokens),
+            (&mut self.prompt_tokens, prompt_tokens),
+            (&mut self.output_tokens, output_tokens),
+            (&mut self.completion_tokens, completion_tokens),
+            (&mut self.cache_creation_input_tokens, cache_creation_input_tokens),
+        ] {
+            *count = later.or(*count);
+        }
+    }
+
+    pub(super) fn usage(&self) -> Option<Usage> {
+        let input = self.input_tokens.or(self.prompt_tokens);
+        let output = self.output_tokens.or(self.completion_tokens);
+        if input.is_none() && output.is_none() {
+            return None;
+        }
+        // Written to the cache means read from the input quota; read from the cache does not.
+        let cached = self.cache_creation_input_tokens.unwrap_or(0);
+        Some(Usage::new(input.unwrap_or(0).saturating_add(cached), output.unwrap_or(0)))
+    }
 }
 
 impl<'de> Deserialize<'de> for Said {
@@ -177,7 +275,7 @@ impl<'de> Deserialize<'de> for Said {
                         Name::OutputTokens => &mut said.output_tokens,
                         Name::CompletionTokens => &mut said.completion_tokens,
                         Name::CacheCreationInputTokens => &mut said.cache_creation_input_tokens,
-                        Name::Usage | Name::Other => {
+                        Name::Usage | Name::Message | Name::Response | Name::Other => {
                             let _: IgnoredAny = fields.next_value()?;
                             continue;
                         }
@@ -187,34 +285,7 @@ impl<'de> Deserialize<'de> for Said {
                 Ok(said)
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Said, A::Error> {
-                while items.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Said::default())
-            }
-
-            fn visit_u64<E>(self, _: u64) -> Result<Said, E> {
-                Ok(Said::default())
-            }
-
-            fn visit_i64<E>(self, _: i64) -> Result<Said, E> {
-                Ok(Said::default())
-            }
-
-            fn visit_f64<E>(self, _: f64) -> Result<Said, E> {
-                Ok(Said::default())
-            }
-
-            fn visit_bool<E>(self, _: bool) -> Result<Said, E> {
-                Ok(Said::default())
-            }
-
-            fn visit_str<E>(self, _: &str) -> Result<Said, E> {
-                Ok(Said::default())
-            }
-
-            fn visit_unit<E>(self) -> Result<Said, E> {
-                Ok(Said::default())
-            }
+            nothing_else!(Said::default(); visit_u64: u64, visit_i64: i64, visit_f64: f64, visit_bool: bool, visit_str: &str);
         }
 
         deserializer.deserialize_any(Counts)
@@ -239,35 +310,12 @@ impl<'de> Deserialize<'de> for Count {
                 Ok(Count(Some(count)))
             }
 
-            fn visit_i64<E>(self, _: i64) -> Result<Count, E> {
-                Ok(Count(None))
-            }
-
-            fn visit_f64<E>(self, _: f64) -> Result<Count, E> {
-                Ok(Count(None))
-            }
-
-            fn visit_bool<E>(self, _: bool) -> Result<Count, E> {
-                Ok(Count(None))
-            }
-
-            fn visit_str<E>(self, _: &str) -> Result<Count, E> {
-                Ok(Count(None))
-            }
-
-            fn visit_unit<E>(self) -> Result<Count, E> {
-                Ok(Count(None))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Count, A::Error> {
-                while items.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Count(None))
-            }
-
             fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Count, A::Error> {
                 while fields.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
                 Ok(Count(None))
             }
+
+            nothing_else!(Count(None); visit_i64: i64, visit_f64: f64, visit_bool: bool, visit_str: &str);
         }
 
         deserializer.deserialize_any(Whole)
@@ -277,6 +325,8 @@ impl<'de> Deserialize<'de> for Count {
 /// A key, told apart without being copied.
 enum Name {
     Usage,
+    Message,
+    Response,
     InputTokens,
     PromptTokens,
     OutputTokens,
@@ -299,6 +349,8 @@ impl<'de> Deserialize<'de> for Name {
             fn visit_str<E>(self, name: &str) -> Result<Name, E> {
                 Ok(match name {
                     "usage" => Name::Usage,
+                    "message" => Name::Message,
+                    "response" => Name::Response,
                     "input_tokens" => Name::InputTokens,
                     "prompt_tokens" => Name::PromptTokens,
                     "output_tokens" => Name::OutputTokens,
@@ -314,7 +366,7 @@ impl<'de> Deserialize<'de> for Name {
 }
 
 /// `application/json`, and the types built on it (`application/problem+json`).
-fn is_json(headers: &HeaderMap) -> bool {
+pub(super) fn is_json(headers: &HeaderMap) -> bool {
     let Some(kind) = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()) else { return false };
     let kind = kind.split(';').next().unwrap_or(kind).trim().as_bytes();
     kind.last_chunk::<5>().is_some_and(|end| end.eq_ignore_ascii_case(b"/json") || end.eq_ignore_ascii_case(b"+json"))

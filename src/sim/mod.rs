@@ -44,7 +44,8 @@
 //!    up; output is charged on arrival at the length the answer will have.
 //! 3. `error_5xx`, `reset`: charged, and over at once. `hang`: charged, and never over.
 //! 4. Else a 200 after a latency, perhaps `truncate`d or `empty`. Asked for a `"stream"`, it comes as server-sent events
-//!    spread over the latency.
+//!    spread over the latency: the head and the first of them after a part of it, the last at its end. What was used stands in
+//!    Anthropic's `message_start` and `message_delta`; in OpenAI's last chunk, if `stream_options.include_usage` is set.
 //!
 //! What is over at once takes no time: a failing org is a fast one, the worst case for a load balancer. A client that
 //! retries a refusal without a pause therefore spins under a paused clock.

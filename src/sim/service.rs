@@ -217,6 +217,7 @@ impl State {
                     output_tokens,
                     cut,
                     empty: flaw == Some(Flaw::Empty),
+                    include_usage: asked.include_usage(),
                 };
                 let flight = flight(match flaw {
                     None => Ending::Ok { id: item },

@@ -73,6 +73,13 @@ pub(super) struct Asked<'a> {
     max_tokens: Option<u64>,
     max_completion_tokens: Option<u64>,
     pub(super) stream: bool,
+    stream_options: Option<StreamOptions>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct StreamOptions {
+    include_usage: bool,
 }
 
 impl<'a> Asked<'a> {
@@ -82,6 +89,11 @@ impl<'a> Asked<'a> {
 
     pub(super) fn max_tokens(&self) -> Option<u64> {
         self.max_tokens.or(self.max_completion_tokens)
+    }
+
+    /// Whether a stream in OpenAI's dialect is to tell what it used.
+    pub(super) fn include_usage(&self) -> bool {
+        self.stream_options.as_ref().is_some_and(|options| options.include_usage)
     }
 }
 
@@ -337,6 +349,8 @@ pub(super) struct Success<'a> {
     /// The answer was cut by `max_tokens`.
     pub(super) cut: bool,
     pub(super) empty: bool,
+    /// A stream in OpenAI's dialect tells what it used.
+    pub(super) include_usage: bool,
 }
 
 impl Success<'_> {
@@ -439,6 +453,8 @@ impl Success<'_> {
                 events.push(last.into());
             }
             Dialect::OpenAi => {
+                // Where usage is asked for, every chunk has the field, and one more without choices says it.
+                let none = if self.include_usage { r#","usage":null"# } else { "" };
                 let chunk = |choices: &str, usage: &str| {
                     format!(
                         "data: {{\"id\":\"chatcmpl-{number:016x}\",\"object\":\"chat.completion.chunk\",\"created\":0,\"model\":{model},\"choices\":[{choices}]{usage}}}\n\n"
@@ -448,18 +464,22 @@ impl Success<'_> {
                     format!(r#"{{"index":0,"delta":{{{delta}}},"finish_reason":{finish}}}"#)
                 };
                 if self.empty {
-                    events.push(chunk("", "").into());
+                    events.push(chunk("", none).into());
                 } else {
-                    events.push(chunk(&choice(r#""role":"assistant","content":"""#, "null"), "").into());
+                    events.push(chunk(&choice(r#""role":"assistant","content":"""#, "null"), none).into());
                 }
                 for word in words {
-                    events.push(chunk(&choice(&format!(r#""content":"{word}""#), "null"), "").into());
+                    events.push(chunk(&choice(&format!(r#""content":"{word}""#), "null"), none).into());
                 }
-                let usage = format!(
-                    r#","usage":{{"prompt_tokens":{input},"completion_tokens":{output},"total_tokens":{total}}}"#
-                );
                 let finish = if self.empty { String::new() } else { choice("", &format!("\"{stop}\"")) };
-                events.push((chunk(&finish, &usage) + "data: [DONE]\n\n").into());
+                let mut last = chunk(&finish, none);
+                if self.include_usage {
+                    let usage = format!(
+                        r#","usage":{{"prompt_tokens":{input},"completion_tokens":{output},"total_tokens":{total}}}"#
+                    );
+                    last += &chunk("", &usage);
+                }
+                events.push((last + "data: [DONE]\n\n").into());
             }
         }
         events
