@@ -150,9 +150,7 @@ impl Bucket {
     fn mark(&self) -> f64 {
         let part =
             if self.shared { SHARED_MARK * self.capacity } else { (MARK * self.capacity).min(self.refill * MARK_SPAN) };
-        // Rounding must not hide it.
-        let least = (MARK_CALLS * self.usual).max(if self.grain > 1.0 { 2.0 * self.grain } else { 0.0 });
-        part.max(least.min(self.capacity)).max(f64::MIN_POSITIVE)
+        part.max((MARK_CALLS * self.usual).min(self.capacity)).max(f64::MIN_POSITIVE)
     }
 
     /// The fraction left, 1 where nothing is known; and how much of it comes back in a second.

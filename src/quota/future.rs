@@ -18,7 +18,7 @@ use super::{
     ledger::Verdict,
     service::{QuotaGate, Reserved},
 };
-use crate::outcome::{BoxError, Error, Stamp};
+use crate::outcome::{BoxError, Ended, Error, Stamp};
 
 pin_project! {
     /// The future of a call through [`QuotaHeader`](super::QuotaHeader). Dropped before it is sent, it gives back what it
@@ -84,11 +84,12 @@ impl Sent {
 
     /// Learns from an answer's headers, whatever its status.
     fn answered<RB>(mut self, response: &Response<RB>) {
-        self.answered = true;
         let readings = dialect::read_amounts(response.headers());
-        let usage = response.extensions().get::<Stamp>().and_then(|stamp| stamp.usage);
+        let stamp = response.extensions().get::<Stamp>();
+        let usage = stamp.and_then(|stamp| stamp.usage);
         let uncounted = response.status() == StatusCode::TOO_MANY_REQUESTS;
-        let verdict = Verdict { uncounted, usage, estimate: self.estimate, told_later: false };
+        let tail = stamp.and_then(|stamp| stamp.tail.as_ref()).filter(|_| !uncounted);
+        let verdict = Verdict { uncounted, usage, estimate: self.estimate, told_later: tail.is_some() };
         let organisation = dialect::organisation(response.headers());
         let impatient = self.gate.update(|quota, now| {
             // Resets cost a date each, and are of use only until they have told how large the buckets are.
@@ -101,6 +102,17 @@ impl Sent {
             quota.impatient()
         });
         impatient.into_iter().for_each(Waker::wake);
+        match tail {
+            Some(tail) => tail.on_end(move |ended| self.ended(ended)),
+            None => self.answered = true,
+        }
+    }
+
+    /// The body of an answer that was handed through has ended. What broke off may have used more than it says.
+    fn ended(mut self, ended: &Ended) {
+        self.answered = true;
+        let usage = ended.usage.filter(|_| ended.complete);
+        self.close(Verdict { usage, estimate: self.estimate, ..Verdict::default() });
     }
 }
 
