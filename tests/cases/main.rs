@@ -9,6 +9,7 @@ mod lim;
 mod net;
 mod ret;
 mod rt;
+mod tok;
 mod twr;
 
 use std::{
