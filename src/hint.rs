@@ -14,7 +14,7 @@
 //! # Precedence
 //!
 //! 1. An explicit wait ([`retry_after`]) wins over resets.
-//! 2. Without one, the longest reset among the *exhausted* buckets ([`reset`]), over all dialects at once.
+//! 2. Without one, the longest reset among the *exhausted* buckets ([`reset`]), over all [dialects](crate::dialect) at once.
 //! 3. What the body says ([`from_text`]) can only make a wait longer ([`combine`]).
 //!
 //! ```
@@ -40,6 +40,8 @@
 use http::header::{DATE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use std::time::{Duration, SystemTime};
 
+use crate::dialect;
+
 /// A plain number from here on (seconds) is a moment since the unix epoch, not a wait: as a wait it would be
 /// 31 years, as a moment it is September 2001.
 const EPOCH_SECONDS_FROM: f64 = 1e9;
@@ -51,30 +53,6 @@ const EPOCH_MILLIS_UNTIL: f64 = 1e14;
 
 static RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 static X_MS_RETRY_AFTER_MS: HeaderName = HeaderName::from_static("x-ms-retry-after-ms");
-
-/// (what remains of a bucket, when it is full again), in every dialect with one header for each.
-static BUCKETS: [(HeaderName, HeaderName); 8] = [
-    (
-        HeaderName::from_static("anthropic-ratelimit-requests-remaining"),
-        HeaderName::from_static("anthropic-ratelimit-requests-reset"),
-    ),
-    (
-        HeaderName::from_static("anthropic-ratelimit-input-tokens-remaining"),
-        HeaderName::from_static("anthropic-ratelimit-input-tokens-reset"),
-    ),
-    (
-        HeaderName::from_static("anthropic-ratelimit-output-tokens-remaining"),
-        HeaderName::from_static("anthropic-ratelimit-output-tokens-reset"),
-    ),
-    (
-        HeaderName::from_static("anthropic-ratelimit-tokens-remaining"),
-        HeaderName::from_static("anthropic-ratelimit-tokens-reset"),
-    ),
-    (HeaderName::from_static("x-ratelimit-remaining-requests"), HeaderName::from_static("x-ratelimit-reset-requests")),
-    (HeaderName::from_static("x-ratelimit-remaining-tokens"), HeaderName::from_static("x-ratelimit-reset-tokens")),
-    (HeaderName::from_static("x-ratelimit-remaining"), HeaderName::from_static("x-ratelimit-reset")),
-    (HeaderName::from_static("ratelimit-remaining"), HeaderName::from_static("ratelimit-reset")),
-];
 
 /// What stands before the wait in an error body, in lower case.
 const PHRASES: [&str; 5] = ["try again in", "try again after", "retry in", "retry after", "reset after"];
@@ -148,25 +126,17 @@ pub fn retry_after(headers: &HeaderMap, wall: SystemTime, ceiling: Duration) -> 
     bounded(span, ceiling)
 }
 
-/// The longest reset among the buckets that the answer calls exhausted, at most `ceiling`.
+/// The longest reset among the buckets that a refusal calls exhausted, at most `ceiling`.
 ///
 /// A bucket is exhausted where its `remaining` is 0. Where `remaining` is absent, negative (Azure sends `-1`
-/// for "unknown") or unreadable it is not: a full bucket announces a reset as well. Read are
-/// `anthropic-ratelimit-{requests,input-tokens,output-tokens,tokens}-*`,
-/// `x-ratelimit-{remaining,reset}-{requests,tokens}`, `x-ratelimit-{remaining,reset}`,
-/// `ratelimit-{remaining,reset}` and, with the feature `ietf`, the `RateLimit` field of the IETF draft
-/// `draft-ietf-httpapi-ratelimit-headers`: policies with `r=0` and a `t`. Where they disagree the longest wins.
+/// for "unknown") or unreadable it is not: a full bucket announces a reset as well. Read are the headers of all
+/// [dialects](crate::dialect#what-is-read) at once, with the feature `ietf` also the `RateLimit` field of the IETF draft
+/// `draft-ietf-httpapi-ratelimit-headers`, policies of any unit with `r=0` and a `t`. Where they disagree the longest wins. Azure's
+/// `x-rate-limit-reset-{requests,tokens}`, which stands in the place of `Retry-After` in some refusals, counts whatever
+/// remains.
 #[must_use]
 pub fn reset(headers: &HeaderMap, wall: SystemTime, ceiling: Duration) -> Option<Duration> {
-    let reference = reference(headers, wall);
-    let span = BUCKETS
-        .iter()
-        .filter(|(remaining, _)| headers.get_all(remaining).iter().any(is_zero))
-        .filter_map(|(_, reset)| longest(headers, reset, |value| parse_span(value, reference)))
-        .max();
-    #[cfg(feature = "ietf")]
-    let span = span.max(ietf::reset(headers));
-    bounded(span, ceiling)
+    bounded(dialect::exhausted(headers, wall), ceiling)
 }
 
 /// What the headers of a refusal say, at most `ceiling`: [`retry_after`], and without a useful one [`reset`].
@@ -225,10 +195,6 @@ fn bounded(span: Option<Duration>, ceiling: Duration) -> Option<Duration> {
 
 fn text(value: &HeaderValue) -> Option<&str> {
     value.to_str().ok()
-}
-
-fn is_zero(value: &HeaderValue) -> bool {
-    text(value).and_then(|value| value.trim().parse::<f64>().ok()) == Some(0.0)
 }
 
 /// The longest useful line of one header.
@@ -309,41 +275,6 @@ fn after_each<'a>(body: &'a str, phrase: &'a str) -> impl Iterator<Item = &'a st
         .filter(|(_, window)| window.eq_ignore_ascii_case(phrase.as_bytes()))
         .filter(|(at, _)| *at == 0 || !bytes[at - 1].is_ascii_alphanumeric())
         .filter_map(|(at, _)| body.get(at + phrase.len()..))
-}
-
-/// The IETF `RateLimit` field.
-#[cfg(feature = "ietf")]
-mod ietf {
-    use super::{Duration, HeaderMap, HeaderName, text};
-    use sfv::{BareItem, List, ListEntry, Parser};
-
-    static RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
-
-    /// The longest `t` among the policies with `r=0`. Each line is read by itself, which for well-formed lines
-    /// is the same as merging them, and a malformed one then spoils no other.
-    pub(super) fn reset(headers: &HeaderMap) -> Option<Duration> {
-        headers
-            .get_all(&RATELIMIT)
-            .iter()
-            .filter_map(|line| Parser::new(text(line)?).parse::<List>().ok())
-            .flatten()
-            .filter_map(|policy| match policy {
-                ListEntry::Item(item) => Some(item.params),
-                ListEntry::InnerList(_) => None,
-            })
-            .filter(|params| params.get("r").and_then(number) == Some(0.0))
-            .filter_map(|params| params.get("t").and_then(number))
-            .filter_map(|seconds| Duration::try_from_secs_f64(seconds).ok())
-            .max()
-    }
-
-    fn number(item: &BareItem) -> Option<f64> {
-        match item {
-            BareItem::Integer(number) => Some(i64::from(*number) as f64),
-            BareItem::Decimal(number) => Some(f64::from(*number)),
-            _ => None,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -68,6 +68,7 @@
 //! | to change limits, weights and the pool while it runs | [`balance`](balance#live-control) |
 //! | what an answer means, and what that implies | [`outcome`] |
 //! | every way a provider says "not before" | [`hint`] |
+//! | every way a provider tells a quota, and one of your own | [`dialect`] |
 //! | a stream of requests in, outcomes out | [`drive`] |
 //! | a provider to test against | `sim` (feature `sim`) |
 //! | whole programs: hyper, reqwest, streaming, one layer alone, tests | `examples/` |
@@ -75,7 +76,7 @@
 //! # Features
 //!
 //! None is on by default. `client`: a ready-made hyper client; `rustls`: the same with HTTPS; `config`: pools from TOML;
-//! `ietf`: the IETF `RateLimit` fields as one more source of hints; `sim`: the simulated provider.
+//! `ietf`: the IETF `RateLimit` fields as one more [dialect](dialect); `sim`: the simulated provider.
 //!
 //! [tower]: https://docs.rs/tower
 
@@ -89,6 +90,7 @@ pub mod balance;
 pub mod call;
 #[cfg(feature = "client")]
 pub mod client;
+pub mod dialect;
 pub mod drive;
 mod gate;
 pub mod hint;

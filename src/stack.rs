@@ -122,7 +122,7 @@
 //! has one whatever the client's bodies are (and there it bounds the gathering too). The example `custom_stack` has one, and a
 //! classifier of its own.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tower_layer::Layer;
 
@@ -130,6 +130,7 @@ use crate::{
     aimd::{AimdLimit, AimdLimitLayer, Settings},
     auth::{OrgAuth, OrgAuthLayer},
     balance::{MAX_UNBOUND, Members, OrgBalance, OrgBalanceLayer},
+    dialect::ReadQuota,
     judge::{JudgeLayer, JudgeService},
     org::{BuildError, Family, Org, Orgs},
     outcome::Stamped,
@@ -149,6 +150,7 @@ pub type Stacked<S> = RateLimitRetry<OrgBalance<Member<S>>>;
 pub struct Stack {
     orgs: Orgs,
     limit: Settings,
+    dialect: Option<Arc<dyn ReadQuota>>,
     judge: JudgeLayer,
     timeout: Option<Duration>,
     retry: RateLimitRetryLayer,
@@ -159,13 +161,20 @@ impl Stack {
     #[must_use]
     pub fn new(orgs: Orgs) -> Self {
         let (judge, retry) = (JudgeLayer::new(), RateLimitRetryLayer::new());
-        Stack { orgs, limit: Settings::default(), judge, timeout: None, retry }
+        Stack { orgs, limit: Settings::default(), dialect: None, judge, timeout: None, retry }
     }
 
     /// How limits move and how high they may go.
     #[must_use]
     pub fn limit(mut self, settings: Settings) -> Self {
         self.limit = settings;
+        self
+    }
+
+    /// Whose quota headers are read. Default: [all](crate::dialect::Detect).
+    #[must_use]
+    pub fn dialect(mut self, dialect: impl ReadQuota + 'static) -> Self {
+        self.dialect = Some(Arc::new(dialect));
         self
     }
 
@@ -233,13 +242,14 @@ impl Stack {
         self.orgs.iter().try_for_each(check)?;
         // As many as a driver keeps alive of one family, or the orgs' slots would not all find a call waiting.
         let live = self.limit.caps().families().chain([Family::default()]).map(|family| self.live_bound(&family)).max();
-        let Stack { orgs, limit, judge, timeout, retry } = self;
+        let Stack { orgs, limit, dialect, judge, timeout, retry } = self;
         let judge = timeout.into_iter().fold(judge, JudgeLayer::timeout);
         let balance = OrgBalanceLayer::new(orgs, move |org: &Org, client: C| {
             let auth = OrgAuthLayer::new(org).expect("every org is checked before it is a member");
             let client = auth.layer(of_org(org, client));
             let judged = judge.clone().scrub(org).layer(client);
-            let metered = QuotaHeaderLayer::new(org).layer(judged);
+            let meter = dialect.clone().into_iter().fold(QuotaHeaderLayer::new(org), QuotaHeaderLayer::dialect);
+            let metered = meter.layer(judged);
             AimdLimitLayer::with_settings(org, &limit).classify(Stamped).layer(metered)
         });
         let balance = balance.check(check).max_unbound(live.unwrap_or(0).max(MAX_UNBOUND))?;

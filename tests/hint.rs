@@ -3,8 +3,8 @@
 use http::{HeaderMap, HeaderName, HeaderValue};
 use proptest::prelude::*;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tower_quota::dialect::{Detect, ReadQuota, Resource};
 use tower_quota::hint;
-use tower_quota::quota::dialect::{self, Resource};
 
 /// 2026-10-21T07:28:00Z, the moment at which every answer of this file arrives.
 const T0: u64 = 1_792_567_680;
@@ -203,6 +203,10 @@ fn b11_milliseconds_come_before_seconds() {
             ("retry-after-ms: 60000", Some(60_000)),
             ("retry-after-ms: 1792567710000", Some(30_000)),
             ("retry-after-ms: 10\nretry-after-ms: 30\nretry-after-ms: 20", Some(30)),
+            // In some of Azure's refusals this stands in the place of all of them.
+            ("x-rate-limit-reset-tokens: 55\nx-ratelimit-remaining-tokens: 2675", Some(55_000)),
+            ("x-rate-limit-reset-requests: 55\nretry-after: 1", Some(1000)),
+            ("x-ratelimit-reset-tokens: 55\nx-ratelimit-remaining-tokens: 2675", None),
         ],
     );
     let fraction = headers("retry-after-ms: 250.5\nretry-after: 1");
@@ -339,7 +343,7 @@ fn b16_moments_are_read_against_the_clock_of_the_answer() {
                  anthropic-ratelimit-tokens-reset: {value}\n{date}"
             ));
             assert_eq!(hint::from_headers(&answer, wall, CEILING), wait, "{value}");
-            let readings = dialect::read(&answer, wall);
+            let readings = Detect.read(&answer, Some(wall));
             let tokens = readings.get(Resource::Tokens).expect("it is mentioned");
             assert_eq!(tokens.reset, wait, "{value}");
         }
@@ -435,7 +439,9 @@ fn b22_all_policies_of_the_ietf_field_are_read() {
             (r#"ratelimit: "a";r="0";t=20"#, None),
             (r#"ratelimit: ("a" "b");r=0;t=20"#, None),
             (r#"ratelimit: "a;r=0;t=20"#, None),
-            ("ratelimit: limit=100, remaining=0, reset=5", None), // an earlier draft
+            ("ratelimit: limit=100, remaining=0, reset=5", Some(5000)), // an earlier draft
+            ("ratelimit: limit=100, remaining=1, reset=5", None),
+            ("ratelimit-policy: \"a\";q=9;w=60;qu=\"content-bytes\"\nratelimit: \"a\";r=0;t=20", Some(20_000)),
             ("ratelimit:", None),
             // A malformed line spoils no other.
             ("ratelimit: \"a;r=0;t=90\nratelimit: \"b\";r=0;t=20", Some(20_000)),
@@ -495,7 +501,7 @@ fn b25_absent_is_not_zero_and_not_full() {
          anthropic-ratelimit-requests-reset: 2026-10-21T07:28:01Z\n\
          anthropic-ratelimit-output-tokens-remaining: 0",
     );
-    let readings = dialect::read(&refusal, wall());
+    let readings = Detect.read(&refusal, Some(wall()));
     let requests = readings.get(Resource::Requests).expect("it is mentioned");
     assert_eq!(requests.limit, Some(4000.0));
     assert_eq!(requests.remaining, Some(3990.0));
@@ -508,7 +514,7 @@ fn b25_absent_is_not_zero_and_not_full() {
     assert!(!readings.is_empty());
 
     let not_found = headers("content-type: application/json\nanthropic-organization-id: acme");
-    assert!(dialect::read(&not_found, wall()).is_empty());
+    assert!(Detect.read(&not_found, Some(wall())).is_empty());
 }
 
 #[test]
@@ -683,7 +689,7 @@ proptest! {
         headers in some_headers(),
         wall in some_wall(),
     ) {
-        let readings = dialect::read(&headers, wall);
+        let readings = Detect.read(&headers, Some(wall));
         for resource in Resource::ALL {
             let Some(reading) = readings.get(resource) else { continue };
             for amount in [reading.limit, reading.remaining].into_iter().flatten() {

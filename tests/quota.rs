@@ -3,14 +3,21 @@
 
 mod support;
 
-use std::{io, sync::Mutex, task::Poll, time::Duration};
+use std::{
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Mutex},
+    task::Poll,
+    time::{Duration, SystemTime},
+};
 
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
 use support::{Probe, Reply, Script, Step, answer, ask};
 use tokio::time::{Instant, advance, sleep};
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt};
 use tower_quota::{
+    dialect::{Anthropic, Azure, Detect, NoHeaders, OpenAi, Plain, ReadQuota, Readings, Resource},
     org::Org,
     outcome::{Class, Outcome, Stamp, Usage},
     quota::{Cost, Estimate, QuotaHeader, QuotaHeaderLayer},
@@ -366,6 +373,124 @@ async fn headroom_comes_back_though_nobody_asks() {
         advance(3_600 * SECOND).await;
         assert_eq!(org.headroom(), 1.0);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_dialect_that_is_told_is_read_and_no_other() {
+    // Of its hundred, by Anthropic's headers none is left, by OpenAI's all are.
+    let headers = [
+        ("anthropic-ratelimit-requests-limit", "100"),
+        ("anthropic-ratelimit-requests-remaining", "0"),
+        ("x-ratelimit-limit-requests", "100"),
+        ("x-ratelimit-remaining-requests", "100"),
+    ];
+    let dialects: [(Arc<dyn ReadQuota>, bool); 8] = [
+        (Arc::new(Detect), true),
+        (Arc::new(Anthropic), true),
+        (Arc::new((OpenAi, Anthropic)), true),
+        (Arc::new(OpenAi), false),
+        (Arc::new(Azure), false),
+        (Arc::new((OpenAi, NoHeaders)), false),
+        (Arc::new(Plain), false),
+        (Arc::new(NoHeaders), false),
+    ];
+    for (nth, (dialect, spent)) in dialects.into_iter().enumerate() {
+        let org = Org::new("a");
+        let layer = QuotaHeaderLayer::new(&org).dialect(dialect).estimate(ByHeader);
+        let probe = Probe::new(move |_| Reply::Now(Ok(answer(200, &headers))));
+        readied(&layer.clone(), &probe).call(ask()).await.unwrap();
+        assert_eq!(org.headroom() < 0.01, spent, "{nth}");
+        assert_eq!(poll(&mut metered(&layer, &probe)).is_pending(), spent, "{nth}");
+    }
+}
+
+/// A dialect of one's own.
+struct By<F>(F);
+
+impl<F: Fn(Option<SystemTime>) -> Readings + Send + Sync> ReadQuota for By<F> {
+    fn read(&self, _: &HeaderMap, wall: Option<SystemTime>) -> Readings {
+        (self.0)(wall)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn resets_are_asked_for_until_they_have_told_how_large_the_buckets_are() {
+    let asked = Arc::new(Mutex::new(vec![]));
+    let seen = asked.clone();
+    let layer =
+        QuotaHeaderLayer::new(&Org::new("a")).estimate(ByHeader).dialect(By(move |wall: Option<SystemTime>| {
+            let mut seen = seen.lock().unwrap();
+            seen.push(wall.is_some());
+            let mut readings = Readings::default();
+            let requests = readings.entry(Resource::Requests);
+            (requests.limit, requests.remaining) = (Some(600.0), Some(500.0));
+            // The third answer is the first that has one.
+            requests.reset = wall.filter(|_| seen.len() >= 3).map(|_| SECOND * 10);
+            readings
+        }));
+    let probe = Probe::good();
+    for _ in 0..5 {
+        readied(&layer, &probe).call(ask()).await.unwrap();
+    }
+    assert_eq!(*asked.lock().unwrap(), [true, true, true, false, false]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_foreign_dialect_that_makes_no_sense_stalls_nothing() {
+    for figure in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0, f64::MIN, f64::MAX, 0.0, f64::MIN_POSITIVE] {
+        for known in [false, true] {
+            let org = Org::new("a");
+            let turn = Mutex::new(0);
+            let layer = QuotaHeaderLayer::new(&org).estimate(ByHeader).dialect(By(move |_| {
+                let mut turn = turn.lock().unwrap();
+                *turn += 1;
+                let mut readings = Readings::default();
+                for resource in Resource::ALL {
+                    let reading = readings.entry(resource);
+                    (reading.limit, reading.remaining) = match *turn {
+                        1 if known => (Some(600.0), Some(500.0)),
+                        2 => (Some(figure), Some(500.0)),
+                        3 => (Some(600.0), Some(figure)),
+                        _ => (Some(figure), Some(figure)),
+                    };
+                }
+                readings
+            }));
+            let probe = Probe::good();
+            for _ in 0..10 {
+                let mut service = layer.layer(probe.clone());
+                let readied = ServiceExt::<Request<Script>>::ready(&mut service);
+                // As long as a figure is believed without another answer.
+                tokio::time::timeout(301 * SECOND, readied)
+                    .await
+                    .expect("it goes on")
+                    .unwrap()
+                    .call(ask())
+                    .await
+                    .unwrap();
+            }
+            assert!((0.0..=1.0).contains(&org.headroom()), "{figure}: {}", org.headroom());
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_foreign_dialect_that_panics_leaves_the_others_alone() {
+    let turn = Mutex::new(0);
+    let layer = QuotaHeaderLayer::new(&Org::new("a")).estimate(ByHeader).dialect(By(move |_| {
+        let nth = {
+            let mut turn = turn.lock().unwrap();
+            *turn += 1;
+            *turn
+        };
+        assert!(nth != 1, "a fault of the dialect's own");
+        Readings::default()
+    }));
+    let probe = Probe::good();
+    let mut call = task::spawn(readied(&layer, &probe).call(ask()));
+    assert!(catch_unwind(AssertUnwindSafe(|| call.poll())).is_err());
+    drop(call);
+    readied(&layer, &probe).call(ask()).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

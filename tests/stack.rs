@@ -25,6 +25,7 @@ use tower_http::timeout::TimeoutLayer;
 use tower_quota::{
     aimd::{AimdLimitLayer, Settings},
     balance::NoOrgLeft,
+    dialect::{Anthropic, NoHeaders, OpenAi},
     drive::{Drive, DriveError},
     judge::{Gather, JudgeLayer},
     org::{Credential, Dialect, Family, Org, Orgs},
@@ -636,6 +637,30 @@ async fn the_stacks_timeout_counts_whatever_is_said_of_the_judge_before_or_after
         tokio::time::timeout(20 * SECOND, call).await.expect("a timeout").unwrap_err();
         assert_eq!(begin.elapsed().as_secs(), timeout);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_stack_reads_the_dialect_that_it_is_told() {
+    // One a minute, and none of it is left.
+    let spent = |mut answer: Response<Body>| {
+        for (name, value) in [("x-ratelimit-limit-requests", "1"), ("x-ratelimit-remaining-requests", "0")] {
+            answer.headers_mut().insert(name, HeaderValue::from_static(value));
+        }
+        answer
+    };
+    let of = |shape: fn(Stack) -> Stack| async move {
+        let (client, _) = client(move |_, _| async move { spent(answer(200)) });
+        let stack = shape(Stack::new(orgs(["a"]))).build(client).unwrap();
+        let begin = Instant::now();
+        for id in 0..2 {
+            stack.clone().oneshot(message(id)).await.unwrap();
+        }
+        begin.elapsed()
+    };
+    assert!(of(|stack| stack).await >= 60 * SECOND);
+    assert!(of(|stack| stack.dialect(OpenAi)).await >= 60 * SECOND);
+    assert!(of(|stack| stack.dialect(Anthropic)).await < SECOND);
+    assert!(of(|stack| stack.dialect(NoHeaders)).await < SECOND);
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,7 +3,7 @@
 use tokio::time::Instant;
 
 use super::Family;
-use crate::quota::dialect::Resource;
+use crate::dialect::Resource;
 
 /// What is known of one resource of an org's quota at one moment. Tokens, or calls where the resource is
 /// [`Resource::Requests`].

@@ -16,7 +16,7 @@ use tower_service::Service;
 use super::{
     dialect,
     ledger::Verdict,
-    service::{QuotaGate, Reserved},
+    service::{QuotaGate, Reader, Reserved},
 };
 use crate::outcome::{BoxError, Ended, Error, Stamp};
 
@@ -58,11 +58,14 @@ pub(super) struct Sent {
     /// What its input was estimated at.
     estimate: Option<f64>,
     answered: bool,
+    reader: Reader,
+    /// Whether resets are of use: they cost a date each, and only tell how large the buckets are.
+    resets: bool,
 }
 
 impl Sent {
-    pub(super) fn new(gate: Arc<QuotaGate>, call: u64, estimate: Option<f64>) -> Self {
-        Sent { gate, call, estimate, answered: false }
+    pub(super) fn new(gate: Arc<QuotaGate>, call: u64, estimate: Option<f64>, reader: Reader, resets: bool) -> Self {
+        Sent { gate, call, estimate, answered: false, reader, resets }
     }
 
     /// No answer came. What may have arrived counts as made; what was never sent does not.
@@ -84,7 +87,8 @@ impl Sent {
 
     /// Learns from an answer's headers, whatever its status.
     fn answered<RB>(mut self, response: &Response<RB>) {
-        let readings = dialect::read_amounts(response.headers());
+        // Foreign code, so before any lock.
+        let readings = self.reader.read(response.headers(), self.resets.then(SystemTime::now));
         let stamp = response.extensions().get::<Stamp>();
         let usage = stamp.and_then(|stamp| stamp.usage);
         let uncounted = response.status() == StatusCode::TOO_MANY_REQUESTS;
@@ -92,9 +96,6 @@ impl Sent {
         let verdict = Verdict { uncounted, usage, estimate: self.estimate, told_later: tail.is_some() };
         let organisation = dialect::organisation(response.headers());
         let impatient = self.gate.update(|quota, now| {
-            // Resets cost a date each, and are of use only until they have told how large the buckets are.
-            let readings =
-                if quota.is_sized() { readings } else { dialect::read(response.headers(), SystemTime::now()) };
             quota.answered(self.call, &readings, verdict, now);
             if let Some(id) = organisation {
                 quota.identify(id);

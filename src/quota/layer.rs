@@ -9,7 +9,12 @@ use std::{
 use tokio::time::Instant;
 use tower_layer::Layer;
 
-use super::{ByBody, QuotaHeader, dialect::Resource, ledger::Quota, service::QuotaGate};
+use super::{
+    ByBody, QuotaHeader,
+    dialect::{ReadQuota, Resource},
+    ledger::Quota,
+    service::{QuotaGate, Reader},
+};
 use crate::{
     gate::Gate,
     org::{Meters, Org},
@@ -31,6 +36,7 @@ const GUARD_MAX: Duration = Duration::from_secs(3_600);
 /// what is known.
 pub struct QuotaHeaderLayer<E = ByBody> {
     gate: Arc<QuotaGate>,
+    reader: Reader,
     estimate: E,
     hard: bool,
 }
@@ -51,7 +57,7 @@ impl QuotaHeaderLayer {
         let gate = Gate::new(Quota::new(org.clone(), guard, QUANTILE, Instant::now()));
         let meters: Weak<dyn Meters> = Arc::downgrade(&gate) as Weak<dyn Meters>;
         org.write_meters(meters);
-        QuotaHeaderLayer { gate, estimate: ByBody, hard: false }
+        QuotaHeaderLayer { gate, reader: Reader::default(), estimate: ByBody, hard: false }
     }
 }
 
@@ -59,7 +65,22 @@ impl<E> QuotaHeaderLayer<E> {
     /// Estimates costs by `estimate` instead of [by body](ByBody).
     #[must_use]
     pub fn estimate<F>(self, estimate: F) -> QuotaHeaderLayer<F> {
-        QuotaHeaderLayer { gate: self.gate, estimate, hard: self.hard }
+        QuotaHeaderLayer { gate: self.gate, reader: self.reader, estimate, hard: self.hard }
+    }
+
+    /// Reads the headers of this [dialect](crate::dialect) only. Default: [all of them](crate::dialect::Detect). Say so where a
+    /// gateway adds headers that are not to be believed, or where a provider's own way is not known here.
+    ///
+    /// ```
+    /// use tower_quota::{dialect::Anthropic, org::Org, quota::QuotaHeaderLayer};
+    ///
+    /// let layer = QuotaHeaderLayer::new(&Org::new("research")).dialect(Anthropic);
+    /// # drop(layer);
+    /// ```
+    #[must_use]
+    pub fn dialect(mut self, dialect: impl ReadQuota + 'static) -> Self {
+        self.reader = Reader::of(dialect);
+        self
     }
 
     /// Which part of calls is not to cost more than it is taken to, `0.5..=1.0`; what is outside is taken as the nearer end.
@@ -90,13 +111,14 @@ impl<S, E: Clone> Layer<S> for QuotaHeaderLayer<E> {
     type Service = QuotaHeader<S, E>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        QuotaHeader::new(inner, self.gate.clone(), self.estimate.clone(), self.hard)
+        QuotaHeader::new(inner, self.gate.clone(), self.reader.clone(), self.estimate.clone(), self.hard)
     }
 }
 
 impl<E: Clone> Clone for QuotaHeaderLayer<E> {
     fn clone(&self) -> Self {
-        QuotaHeaderLayer { gate: self.gate.clone(), estimate: self.estimate.clone(), hard: self.hard }
+        let (reader, estimate) = (self.reader.clone(), self.estimate.clone());
+        QuotaHeaderLayer { gate: self.gate.clone(), reader, estimate, hard: self.hard }
     }
 }
 

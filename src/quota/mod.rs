@@ -17,6 +17,8 @@
 //!   answer is taken to be as long as 19 of 20 have been, never as `max_tokens` allows. When the answer says what it used, the
 //!   difference is settled: of a stream, when it ends. What the provider refused, or never saw, costs nothing.
 //! - Nothing is limited before the first answer that tells a limit.
+//! - Which headers tell it is a matter of the provider's [dialect](crate::dialect), known from each answer unless
+//!   [told](QuotaHeaderLayer::dialect).
 //!
 //! **Readiness:** `Ready` is a reservation, taken off what is left. A clone starts without one.
 //!
@@ -48,7 +50,6 @@
 mod bucket;
 mod by_body;
 mod cost;
-pub mod dialect;
 mod experience;
 mod future;
 mod layer;
@@ -57,6 +58,8 @@ mod quantile;
 mod service;
 #[cfg(test)]
 mod tests;
+
+use crate::dialect;
 
 pub use self::{
     by_body::ByBody,

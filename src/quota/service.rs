@@ -5,14 +5,16 @@ use std::{
     fmt,
     sync::Arc,
     task::{Context, Poll, Waker, ready},
+    time::SystemTime,
 };
 
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
 use tokio::time::Instant;
 use tower_service::Service;
 
 use super::{
     ByBody, Cost, Estimate, QuotaFuture, TooLarge,
+    dialect::{Detect, ReadQuota, Readings},
     future::Sent,
     ledger::{PerResource, Quota},
 };
@@ -30,10 +32,28 @@ impl Meters for QuotaGate {
     }
 }
 
+/// Whose headers are read: all, unless told.
+#[derive(Clone, Default)]
+pub(super) struct Reader(Option<Arc<dyn ReadQuota>>);
+
+impl Reader {
+    pub(super) fn of(dialect: impl ReadQuota + 'static) -> Self {
+        Reader(Some(Arc::new(dialect)))
+    }
+
+    pub(super) fn read(&self, headers: &HeaderMap, wall: Option<SystemTime>) -> Readings {
+        match &self.0 {
+            None => Detect.read(headers, wall),
+            Some(dialect) => dialect.read(headers, wall).sound(),
+        }
+    }
+}
+
 /// Paces calls to an org by what its answers say remains. See [the module](super).
 pub struct QuotaHeader<S, E = ByBody> {
     inner: S,
     gate: Arc<QuotaGate>,
+    reader: Reader,
     place: Place<Quota>,
     reserved: Option<Reserved>,
     estimate: E,
@@ -49,6 +69,7 @@ pub(super) struct Reserved {
     estimate: Option<f64>,
     /// The call is made, and waits until its cost is covered.
     unsent: bool,
+    reader: Reader,
 }
 
 impl Reserved {
@@ -61,10 +82,10 @@ impl Reserved {
             if sent.is_err() {
                 quota.wake_when_more(waker);
             }
-            sent
+            sent.map(|call| (call, !quota.is_sized()))
         });
         match sent {
-            Ok(call) => Ok(Sent::new(gate, call, self.estimate)),
+            Ok((call, resets)) => Ok(self.sent(gate, call, resets)),
             Err(at) => {
                 self.gate = Some(gate);
                 Err((self, at))
@@ -72,13 +93,20 @@ impl Reserved {
         }
     }
 
+    fn sent(mut self, gate: Arc<QuotaGate>, call: u64, resets: bool) -> Sent {
+        Sent::new(gate, call, self.estimate, std::mem::take(&mut self.reader), resets)
+    }
+
     /// The same for a call whose cost has only now become known.
     fn call(mut self, cost: &Cost) -> Result<Sent, (Self, Instant)> {
         let gate = self.gate.take().expect("taken only by sending, which consumes it");
         self.estimate = cost.input_tokens.filter(|_| !cost.exact);
-        let (cost, sent) = gate.update(|quota, now| quota.call(&self.cost, cost, now));
+        let (cost, sent) = gate.update(|quota, now| {
+            let (cost, sent) = quota.call(&self.cost, cost, now);
+            (cost, sent.map(|call| (call, !quota.is_sized())))
+        });
         match sent {
-            Ok(call) => Ok(Sent::new(gate, call, self.estimate)),
+            Ok((call, resets)) => Ok(self.sent(gate, call, resets)),
             Err(at) => {
                 (self.cost, self.unsent) = (cost, true);
                 self.gate = Some(gate);
@@ -101,8 +129,8 @@ impl Drop for Reserved {
 }
 
 impl<S, E> QuotaHeader<S, E> {
-    pub(super) fn new(inner: S, gate: Arc<QuotaGate>, estimate: E, hard: bool) -> Self {
-        QuotaHeader { inner, gate, place: Place::new(), reserved: None, estimate, hard }
+    pub(super) fn new(inner: S, gate: Arc<QuotaGate>, reader: Reader, estimate: E, hard: bool) -> Self {
+        QuotaHeader { inner, gate, reader, place: Place::new(), reserved: None, estimate, hard }
     }
 
     /// The service inside.
@@ -145,7 +173,8 @@ where
         ready!(self.inner.poll_ready(cx))?;
         if self.reserved.is_none() {
             let cost = ready!(self.gate.poll_pass(cx, &mut self.place));
-            self.reserved = Some(Reserved { gate: Some(self.gate.clone()), cost, estimate: None, unsent: false });
+            let (gate, reader) = (Some(self.gate.clone()), self.reader.clone());
+            self.reserved = Some(Reserved { gate, cost, estimate: None, unsent: false, reader });
         }
         Poll::Ready(Ok(()))
     }
@@ -172,7 +201,7 @@ where
 impl<S: Clone, E: Clone> Clone for QuotaHeader<S, E> {
     /// The clone shares what is known of the quota and starts without a reservation.
     fn clone(&self) -> Self {
-        QuotaHeader::new(self.inner.clone(), self.gate.clone(), self.estimate.clone(), self.hard)
+        QuotaHeader::new(self.inner.clone(), self.gate.clone(), self.reader.clone(), self.estimate.clone(), self.hard)
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::{
     Cost,
     bucket::{Bucket, Said},
-    dialect::{self, Readings, Resource},
+    dialect::{Detect, ReadQuota, Readings, Resource},
     ledger::{Quota, Verdict},
 };
 use crate::{gate::Admission, org::Org, outcome::Usage};
@@ -33,7 +33,7 @@ fn said(lines: &[(&'static str, f64)]) -> Readings {
         let name = HeaderName::from_bytes(format!("anthropic-ratelimit-{name}").as_bytes()).unwrap();
         headers.insert(name, HeaderValue::from_str(&value.to_string()).unwrap());
     }
-    dialect::read(&headers, std::time::SystemTime::UNIX_EPOCH)
+    Detect.read(&headers, Some(std::time::SystemTime::UNIX_EPOCH))
 }
 
 fn requests(limit: f64, remaining: f64) -> Readings {

@@ -7,6 +7,7 @@ mod support;
 
 mod lim;
 mod net;
+mod ra;
 mod ret;
 mod rt;
 mod tok;
