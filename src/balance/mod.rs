@@ -94,8 +94,10 @@ mod member;
 mod members;
 mod pick;
 mod queue;
+mod roles;
 mod roster;
 mod service;
+mod spares;
 mod table;
 
 pub use self::{

@@ -26,6 +26,7 @@
 mod board;
 mod credential;
 mod family;
+mod identity;
 mod orgs;
 mod snapshot;
 mod standing;
@@ -40,7 +41,6 @@ use std::{
 use http::Uri;
 
 use self::board::Board;
-pub(crate) use self::standing::Membership;
 pub use self::{
     credential::{Credential, Dialect},
     family::Family,
@@ -49,6 +49,7 @@ pub use self::{
     standing::{Drained, EnabledAgain, Standing},
     tuning::Tuning,
 };
+pub(crate) use self::{identity::Spare, standing::Membership};
 
 struct Identity {
     name: Arc<str>,
@@ -56,7 +57,7 @@ struct Identity {
     base_url: Option<Uri>,
     dialect: Dialect,
     cap: Option<usize>,
-    organisation: Mutex<Option<Arc<str>>>,
+    quota: identity::Cell,
     /// For families that come later.
     tuning: Mutex<Tuning>,
     out: Mutex<Option<OutReason>>,
@@ -93,7 +94,7 @@ impl Org {
             base_url: None,
             dialect: Dialect::default(),
             cap: None,
-            organisation: Mutex::default(),
+            quota: identity::Cell::default(),
             tuning: Mutex::default(),
             out: Mutex::default(),
             standing: standing::Cell::default(),
@@ -116,7 +117,7 @@ impl Org {
             base_url: old.base_url.clone(),
             dialect: old.dialect,
             cap: old.cap,
-            organisation: Mutex::default(),
+            quota: identity::Cell::default(),
             tuning: Mutex::new(*lock(&old.tuning)),
             out: Mutex::default(),
             standing: standing::Cell::default(),

@@ -67,17 +67,17 @@ impl Sent {
         let usage = response.extensions().get::<Stamp>().and_then(|stamp| stamp.usage);
         let refused = response.status() == StatusCode::TOO_MANY_REQUESTS;
         let organisation = dialect::organisation(response.headers());
-        let impatient = self.gate.update(|quota, now| {
+        let (impatient, identified) = self.gate.update(|quota, now| {
             // Resets cost a date each, and are of use only until they have told how large the buckets are.
             let readings =
                 if quota.is_sized() { readings } else { dialect::read(response.headers(), SystemTime::now()) };
             quota.answered(self.call, &readings, refused, usage, now);
-            if let Some(id) = organisation {
-                quota.identify(id);
-            }
-            quota.impatient()
+            (quota.impatient(), organisation.and_then(|id| quota.identify(id)))
         });
         impatient.into_iter().for_each(Waker::wake);
+        if let Some(org) = identified {
+            org.tell_identity();
+        }
     }
 }
 
