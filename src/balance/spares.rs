@@ -14,7 +14,7 @@ use super::{
     roles::{Key, Role, roles},
     table::{Enrolled, Fleets, Table},
 };
-use crate::org::{Membership, Spare};
+use crate::org::{Family, Membership, Spare};
 
 /// Woken by the orgs of a table. It knows the table weakly, for their boards may outlive it.
 struct Crier<M>(Weak<Table<M>>);
@@ -119,7 +119,7 @@ impl<M> Fleets<M> {
                 match (role == Role::Serves, keys[at].serves) {
                     (true, false) => {
                         opened.push(members[at].clone());
-                        take_over.extend(self.orgs[at].spare.of.get(family).map(|parked_for| (at, parked_for.clone())));
+                        take_over.extend(self.orgs[at].parked_for(family).map(|parked_for| (at, parked_for)));
                     }
                     (false, true) => moves.members.push(members[at].clone()),
                     _ => {}
@@ -168,6 +168,11 @@ impl Enrolled {
             out: member.org.is_out(),
             serves: member.takes_calls(),
         }
+    }
+
+    /// In whose place it takes calls now. One whose own id has changed takes nobody's.
+    fn parked_for(&self, family: &Family) -> Option<Arc<str>> {
+        self.spare.of.get(family).filter(|_| self.id == self.said).cloned()
     }
 
     /// Notes it on the board. It is said once of an org and an id.
