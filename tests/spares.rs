@@ -593,6 +593,75 @@ fn a_balancer_that_is_gone_is_told_nothing() {
     assert!(desk.hands().iter().all(|hand| hand.counts().instances == 0), "nothing keeps it alive");
 }
 
+// On real threads.
+
+/// Answers after a few polls, and names its org's id.
+async fn tells(id: &'static str, request: Request<String>) -> Result<Response<String>, Infallible> {
+    for _ in 0..fastrand::u8(..3) {
+        tokio::task::yield_now().await;
+    }
+    let mut response = Response::new(request.into_body());
+    response.headers_mut().insert("anthropic-organization-id", id.parse().unwrap());
+    Ok(response)
+}
+
+#[test]
+fn while_keys_die_and_come_back_on_another_thread_no_call_is_lost() {
+    const CALLERS: u32 = 8;
+    const CALLS: u32 = 500;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let orgs = Orgs::new(["a", "b", "c"].map(Org::new)).unwrap();
+    let layer = OrgBalanceLayer::new(orgs.clone(), |org: &Org, ()| {
+        // One call at a time, so that others wait.
+        let slots = tower::limit::ConcurrencyLimit::new(service_fn(|request| tells("x", request)), 1);
+        QuotaHeaderLayer::new(org).layer(slots)
+    });
+    let balance = layer.layer(());
+    let members = balance.members();
+    let over = Arc::new(AtomicBool::new(false));
+    let attack = {
+        let (over, orgs, members) = (over.clone(), orgs.clone(), members.clone());
+        std::thread::spawn(move || {
+            let mut acts = 0;
+            while !over.load(SeqCst) {
+                // Always another one than the last, which comes back first: so one is alive at any time.
+                let (next, last) = (["a", "b", "c"][acts % 3], ["c", "a", "b"][acts % 3]);
+                members.enable(last).unwrap();
+                match fastrand::u8(..3) {
+                    0 => orgs.get(next).unwrap().put_out(OutReason::Unauthorised),
+                    1 => orgs.get(next).unwrap().family(&Family::default()).put_family_out(OutReason::Unauthorised),
+                    _ => members.disable(next).unwrap(),
+                }
+                acts += 1;
+            }
+            acts
+        })
+    };
+    runtime.block_on(async {
+        let caller = |caller: u32| {
+            let mut balance = balance.clone();
+            tokio::spawn(async move {
+                for call in 0..CALLS {
+                    let id = (caller * CALLS + call).to_string();
+                    let ready = ServiceExt::<Request<String>>::ready(&mut balance).await.unwrap();
+                    assert_eq!(ready.call(Request::new(id.clone())).await.unwrap().into_body(), id);
+                }
+            })
+        };
+        for caller in (0..CALLERS).map(caller).collect::<Vec<_>>() {
+            caller.await.unwrap();
+        }
+    });
+    over.store(true, SeqCst);
+    assert!(attack.join().unwrap() > 10);
+    for org in &orgs {
+        members.enable(org.name()).unwrap();
+        assert_eq!(org.snapshot().in_flight, 0);
+    }
+    let serving = orgs.iter().filter(|org| org.standing() == Standing::Enabled).count();
+    assert_eq!(serving, 1, "{members:?}");
+}
+
 // Whatever comes, in whatever order.
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];

@@ -21,6 +21,9 @@ use crate::org::{BuildError, Drained, Family, Membership, Org, Snapshot, Spare};
 /// When a method returns, it holds: whoever waits and can go on has been woken, and no call is given to an org that was
 /// disabled or removed. A call that was given to it before goes on, also where its stack still waits below the balancer.
 ///
+/// Of several keys of one organisation one serves, and the others are [spares](super#spares): whichever of these is enabled or
+/// added takes no calls while another serves, and takes over when that one is disabled or removed.
+///
 /// A pool whose orgs are all disabled *waits*, since they can be enabled again. A pool that has none left, because all were
 /// removed or are out, *fails* every call with [`NoOrgLeft`](super::NoOrgLeft), and those that wait too.
 ///
@@ -78,7 +81,8 @@ impl Members {
         self.0.set(name, Membership::Closed).map(drop)
     }
 
-    /// Gives the org of this name calls again, and wakes those that wait. An org that was out (its key was refused, its
+    /// Gives the org of this name calls again, and wakes those that wait; but if another member serves its quota meanwhile, it
+    /// is that one's [spare](super#spares). An org that was out (its key was refused, its
     /// credit used up) is brought back as well, as by [`Org::bring_back`].
     ///
     /// # Errors

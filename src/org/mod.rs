@@ -5,6 +5,10 @@
 //! providers count: [`Org::family`] gives the same org's handle for one family, with a board of its own. The handle that
 //! [`Org::new`] made is read for the whole org, all families together.
 //!
+//! Whose quota a key is counted on is said by the answers: they name the provider's own id for the org
+//! ([`Snapshot::organisation`]), not the key. Two keys of one organisation are one quota, so in a pool the second is a *spare*
+//! ([`Standing::Spare`], [`Org::spare_of`]), which takes over when the first dies: see [`balance`](crate::balance#spares).
+//!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use tower::{Layer, ServiceExt, service_fn};
