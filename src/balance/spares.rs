@@ -67,15 +67,24 @@ impl<M: Clone> Moves<M> {
     }
 }
 
+/// Sees to it when the lock has been released, also by a panic of the user's.
+struct CatchUp<'a, M: Clone>(&'a Table<M>);
+
+impl<M: Clone> Drop for CatchUp<'_, M> {
+    fn drop(&mut self) {
+        self.0.catch_up();
+    }
+}
+
 impl<M> Table<M> {
     /// Works under the lock; then sees to what the orgs have said meanwhile.
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut Fleets<M>) -> T) -> T
     where
         M: Clone,
     {
-        let done = work(&mut self.lock());
-        self.catch_up();
-        done
+        let _after = CatchUp(self);
+        let mut fleets = self.lock();
+        work(&mut fleets)
     }
 
     /// Sees to what the orgs have said. Whoever has the lock does so once it is released, so nobody waits for it here: an org
