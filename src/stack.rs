@@ -153,6 +153,7 @@ pub struct Stack {
     dialect: Option<Arc<dyn ReadQuota>>,
     judge: JudgeLayer,
     timeout: Option<Duration>,
+    spares: bool,
     retry: RateLimitRetryLayer,
 }
 
@@ -161,7 +162,7 @@ impl Stack {
     #[must_use]
     pub fn new(orgs: Orgs) -> Self {
         let (judge, retry) = (JudgeLayer::new(), RateLimitRetryLayer::new());
-        Stack { orgs, limit: Settings::default(), dialect: None, judge, timeout: None, retry }
+        Stack { orgs, limit: Settings::default(), dialect: None, judge, timeout: None, spares: true, retry }
     }
 
     /// How limits move and how high they may go.
@@ -191,6 +192,14 @@ impl Stack {
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// Whether a second key of an organisation is parked as a [spare](crate::balance#spares). Default true; see
+    /// [`OrgBalanceLayer::spares`].
+    #[must_use]
+    pub fn spares(mut self, spares: bool) -> Self {
+        self.spares = spares;
         self
     }
 
@@ -225,7 +234,10 @@ impl Stack {
     ///
     /// # Errors
     /// As [`build`](Stack::build).
-    pub fn build_with<S>(self, client: impl Fn(&Org) -> S + Send + Sync + 'static) -> Result<Stacked<S>, BuildError> {
+    pub fn build_with<S>(self, client: impl Fn(&Org) -> S + Send + Sync + 'static) -> Result<Stacked<S>, BuildError>
+    where
+        S: Clone + Send + 'static,
+    {
         self.compose((), move |org, ()| client(org))
     }
 
@@ -236,13 +248,14 @@ impl Stack {
     ) -> Result<Stacked<S>, BuildError>
     where
         C: Clone + Send + 'static,
+        S: Clone + Send + 'static,
     {
         // What can be wrong is said now, not when a model family is first asked for.
         let check = |org: &Org| OrgAuthLayer::new(org).map(drop);
         self.orgs.iter().try_for_each(check)?;
         // As many as a driver keeps alive of one family, or the orgs' slots would not all find a call waiting.
         let live = self.limit.caps().families().chain([Family::default()]).map(|family| self.live_bound(&family)).max();
-        let Stack { orgs, limit, dialect, judge, timeout, retry } = self;
+        let Stack { orgs, limit, dialect, judge, timeout, spares, retry } = self;
         let judge = timeout.into_iter().fold(judge, JudgeLayer::timeout);
         let balance = OrgBalanceLayer::new(orgs, move |org: &Org, client: C| {
             let auth = OrgAuthLayer::new(org).expect("every org is checked before it is a member");
@@ -252,7 +265,7 @@ impl Stack {
             let metered = meter.layer(judged);
             AimdLimitLayer::with_settings(org, &limit).classify(Stamped).layer(metered)
         });
-        let balance = balance.check(check).max_unbound(live.unwrap_or(0).max(MAX_UNBOUND))?;
+        let balance = balance.check(check).spares(spares).max_unbound(live.unwrap_or(0).max(MAX_UNBOUND))?;
         Ok(retry.layer(balance.layer(client)))
     }
 }
@@ -290,9 +303,13 @@ mod tests {
         let kept = || orgs.iter().map(Org::watchers).collect::<Vec<_>>();
         let stack = Stack::new(orgs.clone()).build(wire).unwrap();
         stack.clone().oneshot(Request::post("/v1/messages").body(Full::default()).unwrap()).await.unwrap();
-        assert_eq!(kept(), [2, 2], "one tells of its being out, one of its tuning");
+        assert_eq!(
+            kept(),
+            [3, 3],
+            "told of its being out: the line, and who looks for spares; of its tuning: the limiter"
+        );
         stack.members().remove("b").unwrap();
-        assert_eq!(kept()[0], 2);
+        assert_eq!(kept()[0], 3);
         drop(stack);
         assert_eq!(kept(), [0, 0]);
     }

@@ -421,6 +421,23 @@ async fn an_org_with_a_refused_key_leaves_its_share_to_its_sibling() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_second_key_of_one_organisation_is_shown_as_a_spare() {
+    let of = |i| org(i).organization_id("acme");
+    let bench = Bench::new(Dialect::Anthropic, [of(0), of(1)]).await;
+    let output = bench.input(&bench.lines(0..50)).files(&[]).output().await.unwrap();
+    assert_eq!(code(&output), 0, "{}", said(&output));
+    assert_eq!(outcomes(&bench.answers()), BTreeMap::from([("ok", 50)]));
+    let report = bench.report();
+    // Which of the two answers first is chance.
+    let spare = usize::from(report["orgs"][0]["spare_of"].is_null());
+    let (spare, serves) = (&report["orgs"][spare], &report["orgs"][1 - spare]);
+    assert_eq!((&spare["spare_of"], &serves["spare_of"]), (&serves["name"], &json!(null)), "{report}");
+    assert!(spare["ok"].as_u64() <= Some(2), "it has served until it was known: {spare}");
+    let serves = serves["name"].as_str().unwrap();
+    assert!(said(&output).contains(&format!("spare of {serves}: the same organisation")), "{}", said(&output));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn with_no_org_left_every_id_fails_at_once() {
     let bench = Bench::new(Dialect::Anthropic, [org(0).unauthorised(true), org(1).unauthorised(true)]).await;
     let output = bench.input(&bench.lines(0..50)).files(&[]).output().await.unwrap();

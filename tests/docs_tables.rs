@@ -12,7 +12,8 @@ const LAYERS: [&str; 8] = ["judge", "auth", "quota", "aimd", "balance", "retry",
 const CONTRACTS: usize = 9;
 const TRAPS: usize = 30;
 /// The cases, by family. Ids have gaps.
-const CASES: [(&str, &[u32]); 5] = [
+const CASES: [(&str, &[u32]); 6] = [
+    ("KEY", &[43, 44, 46, 47, 49, 50]),
     ("LIM", &[59, 61, 62, 64, 65, 67, 68, 70, 71]),
     ("RT", &[73, 74, 76, 77, 79, 80]),
     ("RET", &[86, 88, 89, 91]),
@@ -157,6 +158,7 @@ fn every_test_of_a_trap_or_a_case_stands_in_its_table() {
         (
             "docs/cases.md",
             &[
+                "tests/cases/key.rs",
                 "tests/cases/lim.rs",
                 "tests/cases/rt.rs",
                 "tests/cases/ret.rs",

@@ -197,7 +197,7 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// One board: limit/cap, in flight, headroom, and why it is held or out.
+/// One board: limit/cap, in flight, headroom, and why it is held, a spare or out.
 fn row(board: &Snapshot, now: Instant) -> String {
     let mut text = board.name.to_string();
     if board.family != Family::default() {
@@ -205,6 +205,10 @@ fn row(board: &Snapshot, now: Instant) -> String {
     }
     if let Some(why) = &board.out {
         let _ = write!(text, " OUT: {why}");
+        return text;
+    }
+    if let Some(first) = &board.spare_of {
+        let _ = write!(text, " spare of {first}, {} in flight", board.in_flight);
         return text;
     }
     if let Some(limit) = board.limit {

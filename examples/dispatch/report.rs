@@ -114,6 +114,8 @@ pub(crate) struct OrgReport {
     latency_ms: Latency,
     /// Why it is out, if it is: as a whole, or for some model family.
     out: Option<String>,
+    /// Which org serves in its place, if it is a spare: two keys of one organisation are one quota.
+    spare_of: Option<String>,
     families: BTreeMap<String, FamilyReport>,
 }
 
@@ -284,6 +286,9 @@ impl Report {
             if let Some(why) = &org.out {
                 writeln!(text, "  {:<16} out: {why}", "")?;
             }
+            if let Some(first) = &org.spare_of {
+                writeln!(text, "  {:<16} spare of {first}: the same organisation, so one quota", "")?;
+            }
         }
         for error in &self.errors {
             writeln!(text, "  {} x {}: {} (first: {})", error.count, error.outcome, error.error, error.example)?;
@@ -334,6 +339,7 @@ impl OrgReport {
             held_s: round(facts.held.get(name).copied().unwrap_or_default().as_secs_f64(), 2),
             latency_ms: Latency::from(&tally.latency),
             out: org.families().iter().find_map(Org::out_reason).map(|out| out.to_string()),
+            spare_of: org.spare_of().map(|first| first.to_string()),
             families,
         }
     }

@@ -19,6 +19,7 @@ pub const MAX_UNBOUND: usize = 1_024;
 pub struct OrgBalanceLayer<F> {
     orgs: Orgs,
     max_unbound: usize,
+    spares: bool,
     member: Arc<F>,
     check: Arc<Check>,
 }
@@ -29,7 +30,8 @@ impl<F> OrgBalanceLayer<F> {
     /// [`Members`](super::Members).
     #[must_use]
     pub fn new(orgs: Orgs, member: F) -> Self {
-        OrgBalanceLayer { orgs, max_unbound: MAX_UNBOUND, member: Arc::new(member), check: Arc::new(|_| Ok(())) }
+        let (member, check) = (Arc::new(member), Arc::new(|_: &Org| Ok(())));
+        OrgBalanceLayer { orgs, max_unbound: MAX_UNBOUND, spares: true, member, check }
     }
 
     /// What is asked before an org joins the running pool ([`Members::add`](super::Members::add)), since the function that
@@ -38,6 +40,17 @@ impl<F> OrgBalanceLayer<F> {
     #[must_use]
     pub fn check(mut self, check: impl Fn(&Org) -> Result<(), BuildError> + Send + Sync + 'static) -> Self {
         self.check = Arc::new(check);
+        self
+    }
+
+    /// Whether a second key of an organisation, found out by the id that the answers name, is parked as a
+    /// [spare](super#spares). Default true.
+    ///
+    /// Set it to false where the id says nothing of the quota: behind a gateway that names one id for all keys, or another
+    /// with every answer; or where each key has a quota of its own within its organisation. Then every member takes calls.
+    #[must_use]
+    pub fn spares(mut self, spares: bool) -> Self {
+        self.spares = spares;
         self
     }
 
@@ -64,6 +77,7 @@ impl<F> OrgBalanceLayer<F> {
 impl<S, M, F> Layer<S> for OrgBalanceLayer<F>
 where
     S: Clone + Send + 'static,
+    M: Clone + Send + 'static,
     F: Fn(&Org, S) -> M + Send + Sync + 'static,
 {
     type Service = OrgBalance<M>;
@@ -71,7 +85,7 @@ where
     fn layer(&self, inner: S) -> Self::Service {
         let member = self.member.clone();
         let make = Box::new(move |org: &Org| member(org, inner.clone()));
-        OrgBalance::new(Arc::new(Table::new(&self.orgs, self.max_unbound, make, self.check.clone())))
+        OrgBalance::new(Table::new(&self.orgs, self.max_unbound, self.spares, make, self.check.clone()))
     }
 }
 

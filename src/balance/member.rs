@@ -116,7 +116,8 @@ pub(crate) enum Asked<M, F, E> {
 }
 
 impl<M> Member<M> {
-    pub(crate) fn new(org: Org, own: M, queue: &Arc<Queue>, closed: bool) -> Arc<Self> {
+    /// It takes no calls until it is told to.
+    pub(crate) fn new(org: Org, own: M, queue: &Arc<Queue>) -> Arc<Self> {
         let bell = Arc::new(Bell {
             pending: AtomicBool::new(false),
             owed: AtomicBool::new(true),
@@ -127,11 +128,10 @@ impl<M> Member<M> {
         let waker = Waker::from(bell.clone());
         let knell = Waker::from(Arc::new(Knell(bell.clone())));
         org.watch(&knell);
-        let membership = if closed { Membership::Closed } else { Membership::In };
         Arc::new(Member {
             org,
             own: Mutex::new(Some(own)),
-            membership: AtomicU8::new(membership as u8),
+            membership: AtomicU8::new(Membership::Closed as u8),
             waits: AtomicBool::new(false),
             bell,
             waker,
@@ -150,7 +150,7 @@ impl<M> Member<M> {
         self.membership.load(SeqCst) == membership as u8
     }
 
-    fn takes_calls(&self) -> bool {
+    pub(crate) fn takes_calls(&self) -> bool {
         self.is(Membership::In)
     }
 

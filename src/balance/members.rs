@@ -7,7 +7,7 @@ use super::{
     member::Member,
     table::{Enrolled, Fleets, Table},
 };
-use crate::org::{BuildError, Drained, Family, Membership, Org, Snapshot};
+use crate::org::{BuildError, Drained, Family, Membership, Org, Snapshot, Spare};
 
 /// A handle to a running balancer's pool: reads it, and changes who is a member and who takes calls. Cheap to clone; got
 /// from [`OrgBalance::members`](super::OrgBalance::members), and it keeps the pool alive.
@@ -20,6 +20,9 @@ use crate::org::{BuildError, Drained, Family, Membership, Org, Snapshot};
 ///
 /// When a method returns, it holds: whoever waits and can go on has been woken, and no call is given to an org that was
 /// disabled or removed. A call that was given to it before goes on, also where its stack still waits below the balancer.
+///
+/// Of several keys of one organisation one serves, and the others are [spares](super#spares): whichever of these is enabled or
+/// added takes no calls while another serves, and takes over when that one is disabled or removed.
 ///
 /// A pool whose orgs are all disabled *waits*, since they can be enabled again. A pool that has none left, because all were
 /// removed or are out, *fails* every call with [`NoOrgLeft`](super::NoOrgLeft), and those that wait too.
@@ -78,7 +81,8 @@ impl Members {
         self.0.set(name, Membership::Closed).map(drop)
     }
 
-    /// Gives the org of this name calls again, and wakes those that wait. An org that was out (its key was refused, its
+    /// Gives the org of this name calls again, and wakes those that wait; but if another member serves its quota meanwhile, it
+    /// is that one's [spare](super#spares). An org that was out (its key was refused, its
     /// credit used up) is brought back as well, as by [`Org::bring_back`].
     ///
     /// # Errors
@@ -210,9 +214,7 @@ impl<M> Fleets<M> {
 impl<M: Clone + Send + 'static> Pool for Table<M> {
     fn add(&self, org: Org) -> Result<(), MemberError> {
         (self.check)(&org)?;
-        let (fleets, _old);
-        {
-            let mut table = self.lock();
+        let (moves, fleets, _old) = self.with(|table| -> Result<_, MemberError> {
             if table.find(org.name()).is_ok() {
                 return Err(MemberError::Twice { name: org.shared_name() });
             }
@@ -221,65 +223,65 @@ impl<M: Clone + Send + 'static> Pool for Table<M> {
                 return Err(MemberError::Busy { name: org.shared_name() });
             }
             // All are made before any is a member.
-            let Fleets { by_family, make, .. } = &mut *table;
+            let Fleets { by_family, make, .. } = table;
             let member = |(family, fleet): (&Family, &Arc<Fleet<M>>)| {
                 let org = org.family(family);
                 let own = make(&org);
-                (family.clone(), Member::new(org, own, &fleet.roster().queue, false))
+                (family.clone(), Member::new(org, own, &fleet.roster().queue))
             };
             let mut new: BTreeMap<_, _> = by_family.iter().map(member).collect();
-            _old = table.change(|family, members| members.extend(new.remove(family)));
-            org.write_membership(Membership::In);
-            table.orgs.push(Enrolled { org: org.clone(), closed: false });
-            fleets = table.fleets();
-        }
+            let old = table.change(|family, members| members.extend(new.remove(family)));
+            table.orgs.push(Enrolled::new(&org));
+            self.crier.iter().for_each(|crier| org.watch_identity(crier));
+            Ok((table.review(), table.fleets(), old))
+        })?;
         tracing::info!(org = org.name(), "org joins the pool");
+        moves.finish();
         fleets.iter().for_each(|fleet| fleet.tell());
         org.tell_idle();
         Ok(())
     }
 
     fn remove(&self, name: &str) -> Result<Org, MemberError> {
-        let (org, fleets, _old);
         let mut gone = Vec::new();
-        {
-            let mut table = self.lock();
+        let (org, moves, fleets, _old) = self.with(|table| -> Result<_, MemberError> {
             let at = table.find(name)?;
-            org = table.orgs.remove(at).org;
-            _old = table.change(|_, members| {
+            let org = table.orgs.remove(at).org;
+            let old = table.change(|_, members| {
                 let at = members.iter().position(|member| member.org.name() == name);
                 gone.extend(at.map(|at| members.remove(at)));
             });
             gone.iter().for_each(|member| member.set(Membership::Gone));
             org.write_membership(Membership::Gone);
-            fleets = table.fleets();
-        }
+            org.write_spare(Spare::default());
+            self.crier.iter().for_each(|crier| org.unwatch_identity(crier));
+            Ok((org, table.review(), table.fleets(), old))
+        })?;
         tracing::info!(org = org.name(), "org leaves the pool");
         gone.iter().for_each(|member| member.settle());
+        moves.finish();
         fleets.iter().for_each(|fleet| fleet.tell());
         org.tell_idle();
         Ok(org)
     }
 
     fn set(&self, name: &str, membership: Membership) -> Result<Org, MemberError> {
-        let (org, fleets, members);
-        {
-            let mut table = self.lock();
+        let (org, moves, fleets, members) = self.with(|table| -> Result<_, MemberError> {
             let at = table.find(name)?;
             let enrolled = &mut table.orgs[at];
             enrolled.closed = membership == Membership::Closed;
-            org = enrolled.org.clone();
-            fleets = table.fleets();
-            let of_org =
-                |fleet: &Arc<Fleet<M>>| fleet.members().iter().find(|member| member.org.name() == name).cloned();
-            members = fleets.iter().filter_map(of_org).collect::<Vec<_>>();
-            members.iter().for_each(|member| member.set(membership));
+            let org = enrolled.org.clone();
             org.write_membership(membership);
-        }
+            let of_org = table.by_family.values().map(|fleet| fleet.members()[at].clone());
+            let members: Vec<_> = of_org.collect();
+            Ok((org, table.review(), table.fleets(), members))
+        })?;
         tracing::info!(org = org.name(), standing = %org.standing(), "org changes its standing");
         if membership == Membership::In {
             org.bring_back();
         }
+        moves.finish();
+        // Also those that stay as they were: whoever says it again means that it be looked at again.
         members.iter().for_each(|member| member.settle());
         fleets.iter().for_each(|fleet| fleet.tell());
         org.tell_idle();
@@ -287,11 +289,11 @@ impl<M: Clone + Send + 'static> Pool for Table<M> {
     }
 
     fn orgs(&self) -> Vec<Org> {
-        self.lock().orgs.iter().map(|enrolled| enrolled.org.clone()).collect()
+        self.with(|table| table.orgs.iter().map(|enrolled| enrolled.org.clone()).collect())
     }
 
     fn waiting(&self) -> BTreeMap<Family, usize> {
-        let table = self.lock();
-        table.by_family.iter().map(|(family, fleet)| (family.clone(), fleet.roster().queue.len())).collect()
+        let waiting = |(family, fleet): (&Family, &Arc<Fleet<M>>)| (family.clone(), fleet.roster().queue.len());
+        self.with(|table| table.by_family.iter().map(waiting).collect())
     }
 }

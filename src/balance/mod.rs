@@ -17,6 +17,7 @@
 //! - An org whose key is refused is put out, and its calls go to its siblings. When none is left, every call fails at once
 //!   with [`NoOrgLeft`].
 //! - Orgs join, go, are disabled and drained while calls run: see [below](#live-control).
+//! - Two keys of one organisation are one quota: one serves, the other is a [spare](#spares).
 //!
 //! **Readiness:** it reserves nothing. `Ready` means that fewer than `max_unbound` calls are made and not yet bound. It never
 //! fails.
@@ -86,6 +87,30 @@
 //! assert_eq!(members.orgs().len(), 2);
 //! # Ok(()) }
 //! ```
+//!
+//! # Spares
+//!
+//! Providers count by organisation, not by key, and say which one in every answer (`anthropic-organization-id`,
+//! `openai-organization`; read by the [quota](crate::quota) layer). When two members of a pool turn out to have one id, the
+//! one whose id was known first stays, and the other is parked as its *spare*: it takes no new calls, what it has in
+//! flight ends as it would have, and the log has it once, with both names. The rule holds for every model family by itself:
+//!
+//! - Of the members of one id that are neither out nor disabled exactly one serves. It is the one that does already; if that is
+//!   out, disabled, drained or removed, or names another id, the next one in the order in which their ids were known takes over,
+//!   at once: whoever waits is woken. A key that is refused for one family alone (403) is replaced for that family.
+//! - Whoever is brought back, enabled or added while another serves is the spare of that one. To change over, disable the
+//!   one that serves.
+//! - When all are out, calls fail as ever with [`NoOrgLeft`]; the first to be brought back serves.
+//! - An answer without an id, or with an empty one, changes nothing; a member that never named one is no spare. One that names
+//!   another id than before is looked at anew.
+//!
+//! An id is known with an org's first answer. Under the ready-made stack's limiter first calls travel alone, so a call or two go
+//! over both keys before.
+//! [`Standing::Spare`](crate::org::Standing::Spare) shows it, and [`Org::spare_of`](crate::org::Org::spare_of) says of whom. What
+//! the spare knew of limit and quota is its own: it begins where it left off.
+//!
+//! Some gateways name one id for all keys, or another one with each answer. For these turn it off:
+//! [`OrgBalanceLayer::spares`], [`Stack::spares`](crate::stack::Stack::spares).
 
 mod fleet;
 mod future;
@@ -94,8 +119,10 @@ mod member;
 mod members;
 mod pick;
 mod queue;
+mod roles;
 mod roster;
 mod service;
+mod spares;
 mod table;
 
 pub use self::{

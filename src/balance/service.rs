@@ -35,7 +35,10 @@ impl<M> OrgBalance<M> {
         OrgBalance { table, place: GatePlace::default(), last: None, fleet: None }
     }
 
-    fn fleet(&mut self, family: Option<&Family>) -> Arc<Fleet<M>> {
+    fn fleet(&mut self, family: Option<&Family>) -> Arc<Fleet<M>>
+    where
+        M: Clone,
+    {
         let default = Family::default();
         let family = family.unwrap_or(&default);
         match &mut self.fleet {

@@ -62,21 +62,26 @@ struct Slow {
 
 /// Who is woken whenever something happens, until it is taken out.
 #[derive(Clone, Default)]
-struct Watchers(Vec<Waker>);
+pub(super) struct Watchers(Vec<Waker>);
 
 impl Watchers {
-    fn add(&mut self, waker: &Waker) {
+    pub(super) fn add(&mut self, waker: &Waker) {
         self.0.push(waker.clone());
     }
 
     /// The one that is taken out is for dropping under no lock.
-    fn remove(&mut self, waker: &Waker) -> Option<Waker> {
+    pub(super) fn remove(&mut self, waker: &Waker) -> Option<Waker> {
         let at = self.0.iter().position(|other| other.will_wake(waker))?;
         Some(self.0.swap_remove(at))
     }
 
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Never under a lock.
-    fn wake(self) {
+    pub(super) fn wake(self) {
         self.0.into_iter().for_each(Waker::wake);
     }
 }
@@ -159,11 +164,11 @@ impl Org {
         holds?.into_iter().min_by_key(|hold| hold.until)
     }
 
-    /// Whether it admits no calls for now, or at all: it is [out](Org::is_out), its pool does without it, or it is held until
-    /// [some time](Org::not_before).
+    /// Whether it admits no calls for now, or at all: it is [out](Org::is_out), its pool does without it, it is a
+    /// [spare](Org::spare_of), or it is held until [some time](Org::not_before).
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.is_out() || self.is_closed() || self.not_before().is_some()
+        self.is_out() || self.is_closed() || self.spare_of().is_some() || self.not_before().is_some()
     }
 
     /// All that is known now, of this handle's model family or of the whole org: see [`Snapshot`].
@@ -191,7 +196,8 @@ impl Org {
             headroom: self.headroom(),
             quota: meters.iter().flat_map(|meters| meters.read()).collect(),
             out: self.out_reason(),
-            organisation: lock(&self.identity.organisation).clone(),
+            organisation: self.organisation(),
+            spare_of: self.spare_of(),
         }
     }
 
@@ -255,13 +261,6 @@ impl Org {
 
     pub(crate) fn quota_told(&self) -> bool {
         self.board.quota_told.load(Relaxed)
-    }
-
-    pub(crate) fn write_organisation(&self, id: &str) {
-        let mut organisation = lock(&self.identity.organisation);
-        if organisation.as_deref() != Some(id) {
-            *organisation = Some(Arc::from(id));
-        }
     }
 
     pub(crate) fn add_penalty(&self) {
@@ -351,7 +350,7 @@ impl Org {
     #[cfg(test)]
     pub(crate) fn watchers(&self) -> usize {
         let slow = lock(&self.board.slow);
-        slow.on_out.0.len() + slow.on_tuning.0.len()
+        slow.on_out.0.len() + slow.on_tuning.0.len() + self.identity_watchers()
     }
 }
 

@@ -5,6 +5,10 @@
 //! providers count: [`Org::family`] gives the same org's handle for one family, with a board of its own. The handle that
 //! [`Org::new`] made is read for the whole org, all families together.
 //!
+//! Whose quota a key is counted on is said by the answers: they name the provider's own id for the org
+//! ([`Snapshot::organisation`]), not the key. Two keys of one organisation are one quota, so in a pool the second is a *spare*
+//! ([`Standing::Spare`], [`Org::spare_of`]), which takes over when the first dies: see [`balance`](crate::balance#spares).
+//!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use tower::{Layer, ServiceExt, service_fn};
@@ -26,6 +30,7 @@
 mod board;
 mod credential;
 mod family;
+mod identity;
 mod meter;
 mod orgs;
 mod snapshot;
@@ -50,7 +55,7 @@ pub use self::{
     standing::{Drained, EnabledAgain, Standing},
     tuning::Tuning,
 };
-pub(crate) use self::{meter::Meters, standing::Membership};
+pub(crate) use self::{identity::Spare, meter::Meters, standing::Membership};
 
 struct Identity {
     name: Arc<str>,
@@ -58,7 +63,7 @@ struct Identity {
     base_url: Option<Uri>,
     dialect: Dialect,
     cap: Option<usize>,
-    organisation: Mutex<Option<Arc<str>>>,
+    quota: identity::Cell,
     /// For families that come later.
     tuning: Mutex<Tuning>,
     out: Mutex<Option<OutReason>>,
@@ -95,7 +100,7 @@ impl Org {
             base_url: None,
             dialect: Dialect::default(),
             cap: None,
-            organisation: Mutex::default(),
+            quota: identity::Cell::default(),
             tuning: Mutex::default(),
             out: Mutex::default(),
             standing: standing::Cell::default(),
@@ -118,7 +123,7 @@ impl Org {
             base_url: old.base_url.clone(),
             dialect: old.dialect,
             cap: old.cap,
-            organisation: Mutex::default(),
+            quota: identity::Cell::default(),
             tuning: Mutex::new(*lock(&old.tuning)),
             out: Mutex::default(),
             standing: standing::Cell::default(),

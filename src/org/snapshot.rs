@@ -195,7 +195,8 @@ pub struct Snapshot {
     pub family: Family,
     /// Whether it speaks of the whole org, all families together.
     pub whole: bool,
-    /// Whether it takes new calls, as whoever runs its pool has it: the same for all families.
+    /// Whether it takes new calls, as whoever runs its pool has it: the same for all families, but that a spare may be one for
+    /// some of them only.
     pub standing: Standing,
     /// Calls in flight, reservations included.
     pub in_flight: usize,
@@ -221,6 +222,8 @@ pub struct Snapshot {
     pub out: Option<OutReason>,
     /// The provider's own id for the org, from its answers: two keys with one id share one quota.
     pub organisation: Option<Arc<str>>,
+    /// Which org of the pool serves in its place, if it is a [spare](Standing::Spare); of a whole org, if it serves no family.
+    pub spare_of: Option<Arc<str>>,
 }
 
 impl Snapshot {

@@ -16,13 +16,17 @@ use std::{
 
 use super::{Org, OutReason, lock};
 
-/// Whether an org takes new calls, as whoever runs the pool has it. An org that is out (a refused key, no credit) is so
-/// besides: [`Org::out_reason`].
+/// Whether an org takes new calls, as its pool has it. An org that is out (a refused key, no credit) is so besides:
+/// [`Org::out_reason`].
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Standing {
     /// It takes calls. So does an org that is in no balancer.
     Enabled,
+    /// It takes no new calls for now, since another member of its pool has the same organisation id, so the same quota, and
+    /// serves: [`Org::spare_of`]. It takes over when that one is out, disabled or removed. What it had in flight when this was
+    /// found out ends as it would have.
+    Spare,
     /// It takes no new calls, and some that it took before are in flight, of whichever model family.
     Draining,
     /// It takes no new calls, and nothing of it is in flight.
@@ -35,6 +39,7 @@ impl fmt::Display for Standing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Standing::Enabled => "enabled",
+            Standing::Spare => "spare",
             Standing::Draining => "draining",
             Standing::Disabled => "disabled",
             Standing::Removed => "removed",
@@ -103,10 +108,11 @@ impl Cell {
 }
 
 impl Org {
-    /// Whether it takes new calls, as whoever runs its pool has it.
+    /// Whether it takes new calls, as its pool has it. Spare, of a whole org, is who serves no model family.
     #[must_use]
     pub fn standing(&self) -> Standing {
         match self.identity.standing.membership() {
+            Membership::In if self.spare_of().is_some() => Standing::Spare,
             Membership::In => Standing::Enabled,
             Membership::Closed if self.is_idle() => Standing::Disabled,
             Membership::Closed => Standing::Draining,
@@ -145,6 +151,8 @@ impl Org {
             families.values().inspect(|board| board.mark_out(true)).cloned().collect()
         };
         tracing::warn!(org = self.name(), %reason, "org is out");
+        // First whoever may put another in its place.
+        self.tell_identity();
         boards.iter().for_each(|board| board.tell_out());
     }
 
@@ -158,6 +166,7 @@ impl Org {
             self.board.mark_out(true);
         }
         tracing::warn!(org = self.name(), family = self.model_family().as_str(), %reason, "org is out for this model family");
+        self.tell_identity();
         self.board.tell_out();
     }
 
@@ -174,6 +183,7 @@ impl Org {
             return false;
         }
         tracing::info!(org = self.name(), "org is brought back");
+        self.tell_identity();
         boards.iter().for_each(|board| board.tell_out());
         true
     }

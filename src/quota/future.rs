@@ -95,14 +95,14 @@ impl Sent {
         let tail = stamp.and_then(|stamp| stamp.tail.as_ref()).filter(|_| !uncounted);
         let verdict = Verdict { uncounted, usage, estimate: self.estimate, told_later: tail.is_some() };
         let organisation = dialect::organisation(response.headers());
-        let impatient = self.gate.update(|quota, now| {
+        let (impatient, identified) = self.gate.update(|quota, now| {
             quota.answered(self.call, &readings, verdict, now);
-            if let Some(id) = organisation {
-                quota.identify(id);
-            }
-            quota.impatient()
+            (quota.impatient(), organisation.and_then(|id| quota.identify(id)))
         });
         impatient.into_iter().for_each(Waker::wake);
+        if let Some(org) = identified {
+            org.tell_identity();
+        }
         match tail {
             Some(tail) => tail.on_end(move |ended| self.ended(ended)),
             None => self.answered = true,

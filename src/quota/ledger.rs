@@ -404,9 +404,9 @@ impl Quota {
         self.buckets.iter().any(Bucket::is_sized)
     }
 
-    /// The provider's own id for the org.
-    pub(crate) fn identify(&self, id: &str) {
-        self.org.write_organisation(id);
+    /// The provider's own id for the org. The org, if that is news: to be told under no lock.
+    pub(crate) fn identify(&self, id: &str) -> Option<Org> {
+        self.org.write_organisation(id).then(|| self.org.clone())
     }
 
     /// All that is known of its buckets, for reports.

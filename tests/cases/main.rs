@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod key;
 mod lim;
 mod net;
 mod ra;

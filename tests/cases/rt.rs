@@ -114,6 +114,59 @@ async fn b76_at_once_goes_only_what_has_a_sibling_to_go_to() {
     }
 }
 
+/// Two keys of one organisation are no siblings.
+#[tokio::test(start_paused = true)]
+async fn b76_a_second_key_of_the_same_organisation_is_no_sibling() {
+    // The ids that they name, and whether they have named them before a quota is spent for five seconds: then how many calls
+    // go before these have passed, and when the one that was refused is served.
+    for (ids, known, early, wait) in [
+        (["x", "x"], true, 1, 5),
+        (["x", "y"], true, 2, 0),
+        (["", ""], true, 2, 0),
+        (["x", ""], true, 2, 0),
+        // Nobody knows yet: the other one is asked once, and names its id with its own refusal.
+        (["x", "x"], false, 2, 5),
+        (["x", "y"], false, 2, 0),
+    ] {
+        fastrand::seed(7);
+        let orgs = orgs(&[("a", 10), ("b", 10)]);
+        let begin = Instant::now();
+        let (service, wire) = stack(
+            &orgs,
+            |stack| stack.limit(open().build().unwrap()),
+            move |org, _| {
+                // The first second is for getting to know them. What is spent is spent for whoever asks for the same.
+                let spent = begin.elapsed() >= SECOND && begin.elapsed() < 6 * SECOND;
+                let refused = spent && (org == "a" || ids == ["x", "x"]);
+                let mut answer = if refused { with(429, "retry-after", 5) } else { say(200) };
+                let id = ids[usize::from(org == "b")];
+                answer.headers_mut().insert("anthropic-organization-id", id.parse().unwrap());
+                async move { Ok(answer) }
+            },
+        );
+        let members = service.members();
+        members.disable("b").unwrap();
+        for (asked, quiet) in [("a", "b"), ("b", "a"), ("a", "b")].into_iter().filter(|_| known) {
+            members.enable(asked).unwrap();
+            members.disable(quiet).unwrap();
+            if wire.of(asked) == 0 {
+                assert_eq!(service.clone().oneshot(post()).await.unwrap().status(), 200);
+            }
+        }
+        advance(SECOND).await;
+        // It goes to A, which is spent; meanwhile B may take calls.
+        let sent = Instant::now();
+        let mut call = tokio_test::task::spawn(service.clone().oneshot(post()));
+        assert!(call.poll().is_pending());
+        members.enable("b").unwrap();
+        assert_eq!(call.await.unwrap().status(), 200);
+        let row = format!("{ids:?}, known: {known}");
+        assert!(within(sent.elapsed(), wait * SECOND, wait * SECOND + 2 * MS), "{row}: {:?}", sent.elapsed());
+        let calls = wire.calls().into_iter().filter(|call| sent <= call.at && call.at < sent + 5 * SECOND);
+        assert_eq!(calls.count(), early, "{row}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn b77_an_org_that_fails_fast_attracts_next_to_nothing() {
     // What it answers, and how fast; its sibling answers well in a second, and has slots to spare.

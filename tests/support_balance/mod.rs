@@ -380,6 +380,10 @@ impl Desk {
         self.layer().max_unbound(max_unbound).unwrap().layer(())
     }
 
+    pub fn balance_without_spares(&self) -> Balance {
+        self.layer().spares(false).layer(())
+    }
+
     #[track_caller]
     pub fn assert_at_rest(&self) {
         self.hands().iter().for_each(Hand::assert_at_rest);

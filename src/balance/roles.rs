@@ -1,0 +1,140 @@
+//! Which of several keys of one organisation serves a model family, and which are spares. Pure.
+
+/// What is known of a member of a family's fleet.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Key<'a> {
+    /// The organisation that its quota is counted on; None where no answer has told.
+    pub(super) id: Option<&'a str>,
+    /// Whose id was known first is lower.
+    pub(super) rank: u64,
+    /// Somebody has disabled it.
+    pub(super) closed: bool,
+    /// Its key is refused, its credit used up.
+    pub(super) out: bool,
+    /// It takes calls now.
+    pub(super) serves: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// It takes calls, while it is not out.
+    Serves,
+    /// It takes none, because of the member of this number.
+    SpareOf(usize),
+    /// It takes none, because somebody said so.
+    Closed,
+}
+
+/// What each is to be. Of those that share an id one serves: whoever does already and is alive, else whoever is alive, of
+/// these the one whose id was known first. So whoever comes back while another serves is that one's spare, and no two serve
+/// even while this is looked up.
+///
+/// Where none is alive the last one that was stays in its place; whichever comes back first gets it.
+pub(super) fn roles(keys: &[Key<'_>]) -> Vec<Role> {
+    let role = |key: &Key<'_>, at: usize| {
+        if key.closed {
+            return Role::Closed;
+        }
+        if key.id.is_none() {
+            return Role::Serves;
+        }
+        let alike = keys.iter().enumerate().filter(|(_, other)| other.id == key.id && !other.closed);
+        let first = alike.min_by_key(|(_, other)| (other.out, !other.serves, other.rank));
+        match first {
+            Some((first, _)) if first != at => Role::SpareOf(first),
+            _ => Role::Serves,
+        }
+    };
+    keys.iter().enumerate().map(|(at, key)| role(key, at)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{Role::*, *};
+
+    fn key(id: &'static str, rank: u64) -> Key<'static> {
+        Key { id: Some(id), rank, ..Key::default() }
+    }
+
+    fn serves(id: &'static str, rank: u64) -> Key<'static> {
+        Key { serves: true, ..key(id, rank) }
+    }
+
+    fn out(key: Key<'static>) -> Key<'static> {
+        Key { out: true, ..key }
+    }
+
+    fn closed(key: Key<'static>) -> Key<'static> {
+        Key { closed: true, serves: false, ..key }
+    }
+
+    #[test]
+    fn of_one_id_one_serves() {
+        let none = || Key { serves: true, ..Key::default() };
+        for (row, keys, expected) in [
+            ("ids differ", vec![serves("x", 0), serves("y", 1)], vec![Serves, Serves]),
+            ("one is not known", vec![serves("x", 0), none()], vec![Serves, Serves]),
+            ("neither is known", vec![none(), none()], vec![Serves, Serves]),
+            ("both are found to be one", vec![serves("x", 0), serves("x", 1)], vec![Serves, SpareOf(0)]),
+            ("the second was known first", vec![serves("x", 1), serves("x", 0)], vec![SpareOf(1), Serves]),
+            ("a third", vec![serves("x", 0), key("x", 1), serves("x", 2)], vec![Serves, SpareOf(0), SpareOf(0)]),
+            (
+                "two pairs",
+                vec![serves("x", 0), serves("y", 1), key("x", 2), key("y", 3)],
+                vec![Serves, Serves, SpareOf(0), SpareOf(1)],
+            ),
+            ("the first is out", vec![out(serves("x", 0)), key("x", 1)], vec![SpareOf(1), Serves]),
+            ("the first is disabled", vec![closed(key("x", 0)), key("x", 1)], vec![Closed, Serves]),
+            (
+                "two spares, one takes over",
+                vec![out(serves("x", 0)), key("x", 2), key("x", 1)],
+                vec![SpareOf(2), SpareOf(2), Serves],
+            ),
+            ("the first is back: who serves stays", vec![key("x", 0), serves("x", 1)], vec![SpareOf(1), Serves]),
+            ("both out: who served last stays", vec![out(key("x", 0)), out(serves("x", 1))], vec![SpareOf(1), Serves]),
+            ("and of these one is back", vec![key("x", 0), out(serves("x", 1))], vec![Serves, SpareOf(0)]),
+            ("all disabled", vec![closed(key("x", 0)), closed(key("x", 1))], vec![Closed, Closed]),
+            ("one disabled, one out", vec![closed(key("x", 0)), out(key("x", 1))], vec![Closed, Serves]),
+        ] {
+            assert_eq!(roles(&keys), expected, "{row}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn of_whoever_is_alive_exactly_one_serves_and_what_is_settled_stays(
+            keys in proptest::collection::vec((0..4usize, any::<(bool, bool, bool)>()), 0..8),
+        ) {
+            let mut keys: Vec<_> = keys
+                .iter()
+                .enumerate()
+                .map(|(rank, (id, (closed, out, serves)))| Key {
+                    id: [None, Some("x"), Some("y"), Some("z")][*id],
+                    rank: rank as u64,
+                    closed: *closed,
+                    out: *out,
+                    serves: *serves && !*closed,
+                })
+                .collect();
+            let found = roles(&keys);
+            for id in ["x", "y", "z"] {
+                let of_id = || keys.iter().zip(&found).filter(|(key, _)| key.id == Some(id) && !key.closed);
+                let serving: Vec<_> = of_id().filter(|(_, role)| **role == Serves).collect();
+                prop_assert_eq!(serving.len(), usize::from(of_id().count() > 0));
+                prop_assert!(serving.iter().all(|(key, _)| !key.out) || of_id().all(|(key, _)| key.out));
+            }
+            for (key, role) in keys.iter().zip(&found) {
+                prop_assert_eq!(key.closed, *role == Closed);
+                if let SpareOf(of) = role {
+                    prop_assert!(found[*of] == Serves && keys[*of].id == key.id && key.id.is_some());
+                }
+            }
+            for (key, role) in keys.iter_mut().zip(&found) {
+                key.serves = *role == Serves;
+            }
+            prop_assert_eq!(roles(&keys), found);
+        }
+    }
+}
