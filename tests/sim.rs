@@ -177,6 +177,47 @@ async fn openai_headers_are_go_durations_and_the_scarcer_tokens() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_429_may_leave_the_input_tokens_out() {
+    for told in [true, false] {
+        let org = org().input_tokens_per_minute(600_000.0).output_tokens_per_minute(90_000.0);
+        let sim = Sim::new(config(Dialect::Anthropic, org).input_on_429(told)).unwrap();
+        for (status, input) in [(200, true), (200, true), (429, told)] {
+            let response = call(&sim.service(), "x").await.unwrap();
+            assert_eq!(response.status(), status);
+            for (resource, there) in
+                [("requests", true), ("input-tokens", input), ("output-tokens", true), ("tokens", input)]
+            {
+                for what in ["limit", "remaining", "reset"] {
+                    let name = format!("anthropic-ratelimit-{resource}-{what}");
+                    assert_eq!(header(response.headers(), &name).is_some(), there, "{status} {name}");
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_of_both_together_are_charged_and_told() {
+    let body = r#"{"max_tokens":5}"#; // 4 tokens in, and 5 out
+    for (dialect, name) in [
+        (Dialect::Anthropic, "anthropic-ratelimit-tokens-remaining"),
+        (Dialect::OpenAi, "x-ratelimit-remaining-tokens"),
+    ] {
+        let org = org().tokens_per_minute(60.0).tokens_capacity(20.0).output_tokens_p50(1e4);
+        let sim = Sim::new(config(dialect, org).round_tokens(false)).unwrap();
+        let service = sim.service();
+        let response = call(&service, body).await.unwrap();
+        assert_eq!(header(response.headers(), name), Some("11"), "{dialect:?}");
+        let embedded = service.clone().oneshot(post("/v1/embeddings", body)).await.unwrap();
+        assert_eq!(header(embedded.headers(), name), Some("7"), "{dialect:?}: an embedding is input alone");
+        tokio::time::advance(Duration::from_millis(1_700)).await;
+        assert_eq!(call(&service, body).await.unwrap().status(), 429, "8.9 are there");
+        tokio::time::advance(Duration::from_millis(100)).await;
+        assert_eq!(call(&service, body).await.unwrap().status(), 200, "9");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn headers_can_be_left_out_but_not_the_identity() {
     let org = org().input_tokens_per_minute(600.0);
     for (headers, requests, tokens) in [(Headers::None, false, false), (Headers::RequestsOnly, true, false)] {

@@ -1,147 +1,89 @@
-//! The client process of a scenario: the real stack, or the bare client, against a base URL.
+//! A client process of a scenario: a copy of our program, the bare client, or a colleague, against a base URL.
 
-use std::time::Duration;
+use std::time::SystemTime;
 
 use bytes::Bytes;
-use http::{Request, Uri};
+use http::Uri;
 use http_body_util::{BodyExt, Full};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
 use serde::{Deserialize, Serialize};
-use tokio::time::Instant;
-use tower_quota::{
-    drive::Drive,
-    org::{Credential, Dialect, Family, Org, Orgs},
-    stack::Stack,
+use tower_quota::stack::Stack;
+
+use super::{
+    BoxError,
+    colleague::{self, Orders},
+    copy::{self, Call, CopyReport},
+    scenario::Task,
 };
 
-use super::BoxError;
-
+/// What a process is to do; it prints its report.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct ClientTask {
-    pub(crate) base_url: String,
-    pub(crate) openai: bool,
-    pub(crate) requests: u64,
-    pub(crate) bare: bool,
-    pub(crate) cap: Option<usize>,
-    pub(crate) orgs: Vec<(String, String)>,
+pub(crate) enum Part {
+    Copy(Task),
+    /// The same driver over the client alone, the orgs in turn.
+    Bare(Task),
+    Colleague(Orders),
 }
 
-#[derive(Serialize, Deserialize)]
-pub(crate) struct ClientReport {
-    pub(crate) wall_s: f64,
-    pub(crate) ok: u64,
-    pub(crate) peak_live: usize,
-    pub(crate) peak_kib: u64,
-    pub(crate) cpu_s: f64,
-}
-
-impl ClientReport {
-    pub(crate) fn wall(&self) -> Duration {
-        Duration::from_secs_f64(self.wall_s)
-    }
-}
-
-/// Runs one task and prints its report.
+/// Plays one part.
 pub(crate) fn run(args: &[String]) -> Result<bool, BoxError> {
-    let task: ClientTask = serde_json::from_str(args.first().ok_or("--client takes a task")?)?;
+    let [base_url, part] = args else { return Err("--client takes a base URL and a part".into()) };
+    let (base_url, part): (Uri, Part) = (base_url.parse()?, serde_json::from_str(part)?);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let report = runtime.block_on(async { if task.bare { bare(&task).await } else { stacked(&task).await } })?;
-    println!("{}", serde_json::to_string(&report)?);
+    let report = runtime.block_on(async {
+        let begin_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs_f64();
+        let report = match part {
+            Part::Copy(task) => copy::stacked(&task, &base_url, http_client(&task)).await?,
+            Part::Bare(task) => bare(&task, &base_url).await?,
+            Part::Colleague(orders) => {
+                let client = Client::builder(TokioExecutor::new()).build(connector());
+                return Ok(serde_json::to_string(&colleague::work(&orders, &base_url, client).await)?);
+            }
+        };
+        let report = CopyReport { begin_s, peak_kib: peak_kib(), cpu_s: cpu_s(), ..report };
+        Ok::<_, BoxError>(serde_json::to_string(&report)?)
+    })?;
+    println!("{report}");
     Ok(true)
 }
 
-fn requests(task: &ClientTask) -> impl Iterator<Item = (u64, Request<Full<Bytes>>)> + Send + Unpin + 'static {
-    let (path, model) =
-        if task.openai { ("/v1/chat/completions", "gpt-4o") } else { ("/v1/messages", "claude-sonnet-4-5") };
-    let family = Family::of_model(model);
-    (0..task.requests).map(move |item| {
-        let body = format!(
-            r#"{{"model":"{model}","max_tokens":64,"messages":[{{"role":"user","content":"judge item {item}"}}]}}"#
-        );
-        let mut request =
-            Request::post(path).header("content-type", "application/json").body(Full::new(Bytes::from(body)));
-        if let Ok(request) = &mut request {
-            request.extensions_mut().insert(family.clone());
-        }
-        (item, request.expect("a literal path and header"))
-    })
+fn connector() -> HttpConnector {
+    let mut connector = HttpConnector::new();
+    connector.set_nodelay(true);
+    connector
 }
 
 /// Keeps as many idle connections as calls can be in flight: a connection more is opened now and then when none is idle at that
 /// instant, and need not stay.
-fn http_client(task: &ClientTask) -> tower_quota::client::HttpClient<Full<Bytes>> {
-    let mut connector = hyper_util::client::legacy::connect::HttpConnector::new();
-    connector.set_nodelay(true);
+fn http_client(task: &Task) -> Client<HttpConnector, Full<Bytes>> {
     let in_flight = task.orgs.len() * task.cap.unwrap_or(if task.openai { 40 } else { 100 });
-    hyper_util::client::legacy::Client::builder(hyper_util::rt::TokioExecutor::new())
-        .pool_max_idle_per_host(in_flight)
-        .build(connector)
+    Client::builder(TokioExecutor::new()).pool_max_idle_per_host(in_flight).build(connector())
 }
 
-fn pool(task: &ClientTask) -> Result<Orgs, BoxError> {
-    let base_url: Uri = task.base_url.parse()?;
-    let dialect = if task.openai { Dialect::OpenAi } else { Dialect::Anthropic };
-    let orgs = task.orgs.iter().map(|(name, key)| {
-        let org = Org::new(name).credential(Credential::new(key)).base_url(base_url.clone()).dialect(dialect);
-        task.cap.into_iter().fold(org, Org::cap)
-    });
-    Ok(Orgs::new(orgs)?)
-}
-
-async fn stacked(task: &ClientTask) -> Result<ClientReport, BoxError> {
-    let stack = Stack::new(pool(task)?);
-    let family = Family::of_model(if task.openai { "gpt-4o" } else { "claude-sonnet-4-5" });
-    let bound = stack.live_bound(&family);
-    let service = stack.build(http_client(task))?;
-    drive(service, task, bound).await
-}
-
-/// The same driver over the client alone, the orgs in turn.
-async fn bare(task: &ClientTask) -> Result<ClientReport, BoxError> {
+async fn bare(task: &Task, base_url: &Uri) -> Result<CopyReport, BoxError> {
     use tower::Layer as _;
-    let orgs = pool(task)?;
-    let family = Family::of_model(if task.openai { "gpt-4o" } else { "claude-sonnet-4-5" });
-    let bound = Stack::new(orgs.clone()).live_bound(&family);
+    let orgs = task.pool(base_url)?;
+    let bound = task.bound(&Stack::new(orgs.clone()));
     let client = http_client(task);
     let mut members = vec![];
     for org in &orgs {
         members.push(tower_quota::auth::OrgAuthLayer::new(org)?.layer(client.clone()));
     }
     let turn = std::sync::atomic::AtomicUsize::new(0);
-    let service = tower::service_fn(move |request| {
+    let service = tower::service_fn(move |request: Call| {
         let mut member = members[turn.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % members.len()].clone();
         async move {
             let answer = tower::Service::call(&mut member, request).await?;
             let (head, body) = answer.into_parts();
             let body = body.collect().await?.to_bytes();
-            Ok::<_, BoxError>(http::Response::from_parts(head, body))
+            Ok::<_, BoxError>(http::Response::from_parts(head, Full::new(body)))
         }
     });
     // As many as the limits let the stack have in flight: half its bound.
-    drive(service, task, bound / 2).await
-}
-
-async fn drive<S, RB>(service: S, task: &ClientTask, bound: usize) -> Result<ClientReport, BoxError>
-where
-    S: tower::Service<Request<Full<Bytes>>, Response = http::Response<RB>>,
-    S::Error: std::fmt::Display,
-{
-    let mut drive = Drive::iter(service, requests(task), bound)?;
-    let begin = Instant::now();
-    let (mut ok, mut shown) = (0, 0);
-    while let Some((item, result)) = drive.next().await {
-        match result {
-            Ok(answer) if answer.status().is_success() => ok += 1,
-            Ok(answer) => eprintln!("item {item}: {}", answer.status()),
-            Err(error) => {
-                shown += 1;
-                if shown <= 5 {
-                    eprintln!("item {item}: {error}");
-                }
-            }
-        }
-    }
-    let wall_s = begin.elapsed().as_secs_f64();
-    Ok(ClientReport { wall_s, ok, peak_live: drive.peak_live(), peak_kib: peak_kib(), cpu_s: cpu_s() })
+    copy::drive(service, task, bound / 2).await
 }
 
 /// The process's peak resident memory, from the kernel; 0 where it does not say.

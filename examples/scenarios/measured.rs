@@ -62,13 +62,14 @@ impl Measured {
         };
         let limit = fluid_of(requests);
         let theirs = colleague.unwrap_or_default();
-        let calls = truth.calls() - theirs.calls;
+        // What the colleague counted and never came in was not ours either.
+        let calls = truth.calls().saturating_sub(theirs.calls);
         Measured {
             wall,
             fluid: limit,
             ratio: limit.filter(|limit| !limit.is_zero()).map(|limit| wall.div_duration_f64(limit)),
             refused: match colleague {
-                Some(_) => (truth.throttled_429() - theirs.refused) as f64 / calls.max(1) as f64,
+                Some(_) => truth.throttled_429().saturating_sub(theirs.refused) as f64 / calls.max(1) as f64,
                 None => refused(truth, scenario.after_s, f64::INFINITY),
             },
             refused_at_first: refused(truth, 0.0, scenario.after_s),

@@ -562,7 +562,7 @@ mod tests {
     #[test]
     fn what_cannot_be_meant_is_refused() {
         let with = |o: OrgConfig| Config::default().org(o).validate();
-        assert!(with(org()).is_ok());
+        assert!(with(org().output_tokens_range([2, 2])).is_ok());
         for bad in [
             OrgConfig::new("", "k"),
             OrgConfig::new("o", ""),
@@ -571,6 +571,9 @@ mod tests {
             org().capacity_s(f64::NAN),
             org().black_hole(1.5),
             org().latency(Latency::new(f64::INFINITY, 0.3)),
+            org().tokens_per_minute(-1.0),
+            org().tokens_capacity(f64::NAN),
+            org().output_tokens_range([2, 1]),
             org().at(-1.0, Change::default()),
             org().at(1.0, Change { hang: Some(Chance(2.0)), ..Change::default() }),
         ] {

@@ -198,6 +198,10 @@ mod tests {
         let cost = Cost { input_tokens: 50.0, output_tokens: 0.0 };
         assert_eq!(Config::default().org(tokens.clone()).fluid_limit_for(4, cost), Some(s(0.0)));
         assert_eq!(Config::default().org(tokens.clone()).fluid_limit_for(6, cost), Some(s(1.0)));
+        let both = OrgConfig::new("t", "m").requests_per_minute(6000.0).tokens_per_minute(6000.0);
+        let cost = Cost { input_tokens: 30.0, output_tokens: 20.0 };
+        assert_eq!(Config::default().org(both.clone()).fluid_limit_for(4, cost), Some(s(0.0)));
+        assert_eq!(Config::default().org(both).fluid_limit_for(6, cost), Some(s(1.0)));
         let cost = Cost { input_tokens: 500.0, output_tokens: 0.0 };
         assert_eq!(Config::default().org(tokens).fluid_limit_for(1, cost), Some(Duration::MAX));
     }

@@ -306,6 +306,23 @@ mod tests {
     }
 
     #[test]
+    fn answers_of_a_range_are_anything_between_its_ends() {
+        let ask = |max_tokens| Ask { body_bytes: 4, max_tokens: Some(max_tokens), puts_out: true };
+        let mut m = model(OrgConfig::new("o", "k").output_tokens_range([3, 6]));
+        let mut seen = [0; 8];
+        for _ in 0..400 {
+            let Verdict::Answer { output_tokens, cut, .. } = m.arrive(s(0.0), ask(100)).verdict else { panic!() };
+            assert!(!cut);
+            seen[output_tokens as usize] += 1;
+        }
+        assert_eq!(seen.map(|count| count > 50), [false, false, false, true, true, true, true, false], "{seen:?}");
+        for _ in 0..20 {
+            let Verdict::Answer { output_tokens, .. } = m.arrive(s(0.0), ask(2)).verdict else { panic!() };
+            assert_eq!(output_tokens, 2);
+        }
+    }
+
+    #[test]
     fn the_schedule_changes_rate_and_capacity_and_clips_the_level() {
         let change = Change { quota_factor: Some(0.5), ..Change::default() };
         let mut m = model(org().requests_per_minute(600.0).at(10.0, change)); // holds 20, then 10
