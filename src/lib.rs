@@ -91,6 +91,7 @@ pub mod call;
 pub mod client;
 pub mod drive;
 mod gate;
+pub mod headroom;
 pub mod hint;
 pub mod judge;
 mod line;
