@@ -93,6 +93,7 @@ pub mod client;
 pub mod dialect;
 pub mod drive;
 mod gate;
+pub mod headroom;
 pub mod hint;
 pub mod judge;
 mod line;

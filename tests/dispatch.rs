@@ -274,8 +274,9 @@ async fn refused(text: &str) -> String {
 async fn bad_input_is_named_with_file_line_and_column() {
     let good = r#"{"custom_id":"a","params":{}}"#;
     for (bad, place, why) in [
-        (r#"{"custom_id":"b","params":{},}"#, 30, "trailing comma"),
-        (r#"{"custom_id":"b""#, 16, "EOF"),
+        (r#"{"custom_id":"b","params":{},}"#, 30, "not valid JSON: trailing comma, but here stands `}`"),
+        (r#"{"custom_id":"b","params":tru,"more":"é and more"}"#, 30, "here stands `,\"more\":\"é and m…`"),
+        (r#"{"custom_id":"b""#, 16, "it ends too early (EOF"),
         ("[]", 1, "JSON object"),
         (r#"{"params":{}}"#, 1, "`custom_id` is missing"),
         (r#"{"custom_id":7,"params":{}}"#, 14, "must be a string"),
@@ -366,6 +367,11 @@ async fn a_bad_command_line_is_exit_code_two_and_says_what() {
         (&["--input", "in.jsonl"], "ANTHROPIC_API_KEY"),
         (&["--input", "in.jsonl", "--orgs", "orgs.toml", "--report", "none/report.json"], "none/report.json"),
         (&["--input", "in.jsonl", "--orgs", "orgs.toml", "--dry-run", "--output", "none/out.jsonl"], "none/out.jsonl"),
+        (&["--input", "in.jsonl", "--orgs", "orgs.toml", "--headroom-file", "orgs.toml"], "--headroom-file"),
+        (&["--input", "in.jsonl", "--orgs", "orgs.toml", "--headroom-file", "none/h.json"], "none/h.json"),
+        (&["--input", "in.jsonl", "--orgs", "orgs.toml", "--headroom-file", "."], "--headroom-file"),
+        (&["--status", "--input", "in.jsonl"], "--input"),
+        (&["--json"], "--status"),
         (&["--orgs", "orgs.toml"], "--input"),
         (&["--orgs", "orgs.toml", "--demo-requests", "5"], "--demo-requests"),
         (&["--base-url", "http://x.test", "--demo-requests", "5"], "--demo-requests"),
@@ -668,6 +674,153 @@ async fn the_status_is_that_of_the_last_call() {
     assert_eq!(code(&output), 1, "{}", said(&output));
     let answer = &bench.answers()["id-0"];
     assert_eq!((&answer["attempts"], &answer["status"]), (&json!(2), &Value::Null), "{answer}");
+}
+
+/// A headroom file with a row as many seconds old.
+fn headroom_file(org: &str, age: u64) -> String {
+    let observed_at = SystemTime::now() - std::time::Duration::from_secs(age);
+    let row = json!({
+        "org": org, "api": "anthropic", "family": "sonnet", "resource": "input_tokens", "limit_per_minute": 1000,
+        "capacity": 800, "remaining": 200, "writer_pid": 1,
+        "observed_at": humantime::format_rfc3339_millis(observed_at).to_string(),
+    });
+    format!("{}", json!({ "format": "tower-quota headroom", "version": 1, "rows": [row] }))
+}
+
+/// What `--status` says, with the exit code, standard output and standard error.
+async fn status(bench: &Bench, more: &[&str]) -> (i32, String, String) {
+    let args: Vec<_> = ["--status", "--headroom-file", "h.json"].iter().chain(more).copied().collect();
+    let output = command(&args).current_dir(bench.dir.path()).output().await.unwrap();
+    (code(&output), String::from_utf8(output.stdout.clone()).unwrap(), said(&output))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_status_of_a_missing_file_is_a_note() {
+    let bench = Bench::new(Dialect::Anthropic, [org(0)]).await;
+    let (code, out, said) = status(&bench, &[]).await;
+    assert_eq!((code, out.as_str()), (0, ""));
+    assert!(said.contains("h.json: there is no headroom file"), "{said}");
+    let (code, out, said) = status(&bench, &["--json"]).await;
+    assert_eq!((code, serde_json::from_str::<Value>(&out).unwrap()), (0, json!({ "file": "h.json", "rows": [] })));
+    assert!(said.contains("there is no headroom file"), "{said}");
+    let nowhere = command(&["--status"]).output().await.unwrap();
+    assert_eq!((self::code(&nowhere), nowhere.stdout.len()), (0, 0));
+    assert!(self::said(&nowhere).contains("TOWER_QUOTA_HEADROOM_FILE"), "{}", self::said(&nowhere));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_tell_their_neighbours_what_is_left() {
+    let bench = Bench::new(Dialect::Anthropic, [org(0), org(1)].map(|org| org.requests_per_minute(600.0))).await;
+    let run = async |org: &str, more: &[&str]| {
+        let mut command = bench.input(&bench.lines(0..5)).files(&["--single-org", org]);
+        let output = command.args(more).env("TOWER_QUOTA_HEADROOM_FILE", "h.json").output().await.unwrap();
+        assert_eq!(code(&output), 0, "{}", said(&output));
+    };
+    run("first", &["--dry-run"]).await;
+    assert!(!bench.path("h.json").exists());
+    run("first", &[]).await;
+    run("second", &["--headroom-file", "other.json"]).await;
+    assert_eq!(bench.text("h.json").matches("\"org\":").count(), 1, "the command line goes before the environment");
+    run("second", &[]).await;
+    let (code, out, said) = status(&bench, &["--json"]).await;
+    assert_eq!((code, said.as_str()), (0, ""));
+    let rows = serde_json::from_str::<Value>(&out).unwrap()["rows"].clone();
+    for (row, org) in rows.as_array().unwrap().iter().zip(["first", "second"]) {
+        assert_eq!((&row["org"], &row["api"], &row["family"]), (&json!(org), &json!("anthropic"), &json!("sonnet")));
+        assert_eq!((&row["resource"], &row["state"]), (&json!("requests"), &json!("fresh")), "{row}");
+        assert!((0.0..1.0).contains(&row["left"].as_f64().unwrap()), "{row}");
+        assert!(row["remaining"].as_f64() < row["capacity"].as_f64(), "{row}");
+        assert!(row["age_s"].as_u64().unwrap() < 60, "{row}");
+    }
+    assert_eq!(rows.as_array().unwrap().len(), 2, "each keeps what the other wrote");
+    assert!(KEYS.iter().all(|key| !bench.text("h.json").contains(key)));
+    let names = std::fs::read_dir(bench.dir.path()).unwrap().map(|it| it.unwrap().file_name().into_string().unwrap());
+    let names: Vec<_> = names.filter(|name| name.starts_with("h.json")).collect();
+    assert_eq!(names, ["h.json"], "nothing is left lying about");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_status_is_a_table_that_tells_how_old_it_is() {
+    let bench = Bench::new(Dialect::Anthropic, [org(0)]).await;
+    for (age, state) in [(2, "fresh"), (70, "stale"), (3590, "stale"), (3600, "very stale")] {
+        std::fs::write(bench.path("h.json"), headroom_file("größe\u{1b}[2J", age)).unwrap();
+        let (code, out, said) = status(&bench, &[]).await;
+        assert_eq!((code, said.as_str()), (0, ""));
+        let lines: Vec<_> = out.lines().collect();
+        assert_eq!(lines.len(), 2, "{out}");
+        assert!(lines[0].starts_with("org") && lines[0].contains("remaining"), "{out}");
+        let words: Vec<_> = lines[1].split_whitespace().collect();
+        let age = words[10..].join(" ");
+        assert!(["s", "m", "h"].iter().any(|unit| age.ends_with(&format!("{unit} {state}"))), "{age}");
+        assert_eq!(words[1..9], ["anthropic", "sonnet", "input", "tokens", "200", "800", "25", "%"], "{out}");
+        assert_eq!(words[0], "größe\u{fffd}[2J", "a name does nothing to the terminal");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_status_of_a_file_that_cannot_be_read_is_exit_code_one() {
+    let bench = Bench::new(Dialect::Anthropic, [org(0)]).await;
+    let good = headroom_file("a", 1);
+    for (text, why) in [
+        ("", "line 1 column 0"),
+        (&good[..40], "line 1 column 40"),
+        ("[[org]]", "remove this one"),
+        (&good.replace("\"version\":1", "\"version\":7"), "version 7"),
+    ] {
+        std::fs::write(bench.path("h.json"), text).unwrap();
+        let (code, out, said) = status(&bench, &["--json"]).await;
+        assert_eq!((code, out.as_str()), (1, ""));
+        assert!(said.starts_with("error: h.json: ") && said.contains(why), "{said}");
+        assert_eq!(bench.text("h.json"), text, "looking changes nothing");
+    }
+    std::fs::remove_file(bench.path("h.json")).unwrap();
+    std::fs::create_dir(bench.path("h.json")).unwrap();
+    let (code, _, said) = status(&bench, &[]).await;
+    assert!(code == 1 && said.contains("not a regular file"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn neighbours_that_cannot_be_told_are_a_warning() {
+    let bench = Bench::new(Dialect::Anthropic, [org(0).requests_per_minute(600.0)]).await;
+    for name in ["h.json", "h.json.old"] {
+        std::fs::write(bench.path(name), "dear\n").unwrap();
+    }
+    let output = bench.input(&bench.lines(0..5)).files(&["--headroom-file", "h.json"]).output().await.unwrap();
+    assert_eq!(code(&output), 0, "{}", said(&output));
+    assert_eq!(said(&output).matches("--headroom-file h.json: it is no headroom file").count(), 1, "{}", said(&output));
+    assert_eq!((bench.text("h.json"), bench.text("h.json.old")), ("dear\n".to_owned(), "dear\n".to_owned()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_report_says_which_quota_binds_and_how_good_the_estimates_are() {
+    // A burst of 40, and 20 a second.
+    let tight = org(0).requests_per_minute(1_200.0).input_tokens_per_minute(1e6);
+    let bench = Bench::new(Dialect::Anthropic, [tight]).await;
+    let output = bench.input(&bench.lines(0..50)).files(&[]).output().await.unwrap();
+    assert_eq!(code(&output), 0, "{}", said(&output));
+    let sonnet = &bench.report()["orgs"][0]["families"]["sonnet"];
+    assert_eq!(sonnet["binds"], "requests", "{sonnet}");
+    let of = |name: &str| {
+        let quota = sonnet["quota"].as_array().unwrap().iter().find(|quota| quota["resource"] == name);
+        quota.unwrap_or_else(|| panic!("{sonnet}")).clone()
+    };
+    let (requests, input) = (of("requests"), of("input_tokens"));
+    assert_eq!((&requests["limit_per_minute"], &input["limit_per_minute"]), (&json!(1_200.0), &json!(1e6)));
+    assert!(requests["left"].as_f64() < input["left"].as_f64(), "{sonnet}");
+    assert!(input["estimate_to_actual"].as_f64().unwrap() > 0.0, "{sonnet}");
+    assert!(requests["said"].is_number() && requests["remaining"].is_number(), "{sonnet}");
+    let line = said(&output).lines().find(|line| line.contains("sonnet: ")).unwrap().to_owned();
+    assert!(line.contains("requests bind first: ") && line.contains(" left; estimate/actual: input tokens "), "{line}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_is_no_plural_and_little_is_no_megabyte() {
+    let bench = Bench::new(Dialect::Anthropic, [org(0)]).await;
+    for (ids, words) in [(1, "1 request, 64 bytes, from in.jsonl"), (20, "20 requests, 1.3 KB, from in.jsonl")] {
+        let output = bench.input(&bench.lines(0..ids)).files(&["--dry-run"]).output().await.unwrap();
+        assert!(said(&output).contains(words), "{}", said(&output));
+        assert!(ids > 1 || said(&output).contains("1 request is good"), "{}", said(&output));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

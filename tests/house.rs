@@ -11,7 +11,7 @@ const LAYERS: [&str; 6] = ["aimd", "auth", "balance", "judge", "quota", "retry"]
 /// What layers stand on.
 const GROUND: [&str; 9] = ["call", "dialect", "gate", "hint", "line", "org", "outcome", "pool", "tail"];
 /// What stands on the layers.
-const ABOVE: [&str; 3] = ["client", "drive", "stack"];
+const ABOVE: [&str; 4] = ["client", "drive", "headroom", "stack"];
 
 /// The sources of a module, its own file or all files of its folder, with comments and tests taken out.
 fn sources(module: &str) -> Vec<(PathBuf, String)> {

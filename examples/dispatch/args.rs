@@ -12,7 +12,7 @@ use tower_quota::org::Dialect;
 /// real work: one JSON request a line in, one JSON answer a line out.
 ///
 /// Exit code: 0 if every id was answered `ok`; 1 if some were not; 2 for a bad command line or input, naming file, line and
-/// column; 130 after Ctrl-C.
+/// column; 130 after Ctrl-C. With --status: 0, also where there is no file; 1 if the file cannot be read.
 #[derive(Debug, Parser)]
 #[command(name = "dispatch", version, max_term_width = 100)]
 pub(crate) struct Args {
@@ -77,6 +77,21 @@ pub(crate) struct Args {
     /// Write the final report here too, as JSON.
     #[arg(long, value_name = "FILE.json")]
     pub(crate) report: Option<PathBuf>,
+
+    /// Tell neighbours here, every five seconds at most, what is left of each org's quotas: names, figures and their age, never a
+    /// key. Several programs may name the same file. Else TOWER_QUOTA_HEADROOM_FILE from the environment, with --input and
+    /// --status; else no such file is written.
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) headroom_file: Option<PathBuf>,
+
+    /// Print what the headroom file says, and send nothing: what remained of each quota when the provider said so, and whether that is
+    /// fresh (less than a minute old), stale (less than an hour) or very stale.
+    #[arg(long, conflicts_with_all = ["input", "output", "report", "dry_run", "single_org", "demo_requests", "demo_unlimited", "seed"])]
+    pub(crate) status: bool,
+
+    /// The same as JSON.
+    #[arg(long, requires = "status")]
+    pub(crate) json: bool,
 
     /// Check everything, say what would be done, and send nothing.
     #[arg(long)]

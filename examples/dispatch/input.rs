@@ -18,7 +18,7 @@ use std::{
 use bytes::Bytes;
 use http::uri::PathAndQuery;
 use serde::Deserialize;
-use serde_json::value::RawValue;
+use serde_json::{error::Category, value::RawValue};
 use tower_quota::org::{Dialect, Family};
 
 /// The longest line that is read.
@@ -107,11 +107,31 @@ fn object<'a, T: Deserialize<'a>>(text: &'a str, start: usize, what: &str) -> Re
         return fault(start + blank, format!("{what} must be a JSON object"));
     }
     serde_json::from_str(text).map_err(|error| {
+        // Where it is has a place of its own.
         let place = format!(" at line {} column {}", error.line(), error.column());
         let problem = error.to_string();
         let problem = problem.strip_suffix(&place).unwrap_or(&problem);
-        Fault { at: start + error.column().saturating_sub(1), problem: format!("{what}: {problem}") }
+        let at = error.column().saturating_sub(1);
+        let problem = match error.classify() {
+            Category::Syntax => format!("{what} is not valid JSON: {problem}, but here stands {}", standing(text, at)),
+            Category::Eof => format!("{what} is not valid JSON: it ends too early ({problem})"),
+            _ => format!("{what}: {problem}"),
+        };
+        Fault { at: start + at, problem }
     })
+}
+
+/// What stands at a byte: some characters, in quotes.
+fn standing(text: &str, at: usize) -> String {
+    let mut from = at.min(text.len());
+    while !text.is_char_boundary(from) {
+        from -= 1;
+    }
+    let rest = &text[from..];
+    let shown: String = rest.chars().take(16).collect();
+    let more = if shown.len() < rest.len() { "…" } else { "" };
+    // A terminal may do what such a character says.
+    format!("`{}{more}`", shown.replace(char::is_control, "\u{fffd}"))
 }
 
 fn parse(line: &[u8]) -> Result<Parsed<'_>, Fault> {

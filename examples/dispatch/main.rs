@@ -4,6 +4,7 @@
 //! ```text
 //! cargo run --release --example dispatch                       # a demonstration against a simulated provider
 //! cargo run --release --example dispatch -- --input requests.jsonl --output answers.jsonl --orgs orgs.toml
+//! cargo run --release --example dispatch -- --status --headroom-file headroom.json
 //! ```
 //!
 //! `--help` says all the rest. Data goes to standard output only with `--output -`; progress, warnings and the report go to
@@ -16,14 +17,16 @@ mod output;
 mod panel;
 mod report;
 mod run;
+mod status;
 mod tally;
 mod wire;
+mod words;
 
 use std::{
     fmt,
     fs::File,
     io::{self, BufReader, IsTerminal},
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
 };
@@ -39,6 +42,7 @@ use crate::{
     panel::{Stderr, say},
     report::Report,
     run::{Feed, Run},
+    status::Neighbours,
     wire::Wire,
 };
 
@@ -60,6 +64,9 @@ impl From<BadInput> for Failure {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if args.status {
+        return ExitCode::from(status::print(args.headroom_file.or_else(status::from_env), args.json));
+    }
     let quiet = if args.quiet { "error" } else { "warn" };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(quiet));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Stderr);
@@ -93,10 +100,12 @@ async fn demonstrate(args: &Args) -> Result<u8, Failure> {
     let (dialect, total) = (demo.orgs.dialect(), args.demo_requests.unwrap_or(demo::REQUESTS));
     let job = Job {
         orgs: chosen(args, demo.orgs)?,
-        what: format!("{total} requests to a simulated provider at {}", demo.server.addr()),
+        what: format!("{} to a simulated provider at {}", words::count(total, "request"), demo.server.addr()),
         families: vec![demo::item(dialect, 1).family],
         total: Some(total),
         fluid_limit: demo.fluid_limit,
+        // Its orgs are nobody's neighbours, unless somebody asks.
+        headroom_file: args.headroom_file.clone(),
     };
     let mut numbers = 1..=total;
     let next = move || Ok(numbers.next().map(|number| demo::item(dialect, number)));
@@ -108,7 +117,14 @@ async fn demonstrate(args: &Args) -> Result<u8, Failure> {
 /// Sends what the input holds.
 async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
     let same = |a: &Path, b: &Path| a == b || a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b));
-    let files = [("--input", Some(input)), ("--output", args.output.as_deref()), ("--report", args.report.as_deref())];
+    let headroom_file = args.headroom_file.clone().or_else(status::from_env);
+    let files = [
+        ("--input", Some(input)),
+        ("--orgs", args.orgs.as_deref()),
+        ("--output", args.output.as_deref()),
+        ("--report", args.report.as_deref()),
+        ("--headroom-file", headroom_file.as_deref()),
+    ];
     for (i, (name, path)) in files.iter().enumerate() {
         for (other, earlier) in &files[..i] {
             if let (Some(path), Some(earlier)) = (path, earlier) {
@@ -137,7 +153,7 @@ async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
         None => Orgs::from_env_for(form)
             .map_err(|error| Failure(format!("{error}; or name a file of orgs: --orgs FILE.toml")))?,
     };
-    let job = Job { orgs: chosen(args, orgs)?, what, families, total, fluid_limit: None };
+    let job = Job { orgs: chosen(args, orgs)?, what, families, total, fluid_limit: None, headroom_file };
     job.run(args, next).await
 }
 
@@ -162,7 +178,8 @@ impl Source {
         // Only a file can be read twice: a pipe may have a name too.
         if !is_standard(input) && std::fs::metadata(input).is_ok_and(|metadata| metadata.is_file()) {
             let Survey { items: total, bytes, form, families } = input::survey(input, form)?;
-            let mut what = format!("{total} requests, {:.1} MB, from {}", bytes as f64 / 1e6, input.display());
+            let (requests, size) = (words::count(total, "request"), words::size(bytes));
+            let mut what = format!("{requests}, {size}, from {}", input.display());
             for (family, count) in families.iter().take(8) {
                 what.push_str(&format!(", {count} {family}"));
             }
@@ -210,21 +227,23 @@ struct Job {
     families: Vec<Family>,
     total: Option<u64>,
     fluid_limit: Option<Duration>,
+    headroom_file: Option<PathBuf>,
 }
 
 impl Job {
     async fn run(self, args: &Args, mut next: Next) -> Result<u8, Failure> {
-        let Job { orgs, what, families, total, fluid_limit } = self;
+        let Job { orgs, what, families, total, fluid_limit, headroom_file } = self;
         // Before the output is touched: an org that cannot be used is a bad command line.
         let wire = Wire::new(args, &orgs, &families).map_err(Failure::new)?;
         let over: Vec<_> = orgs.iter().map(|org| format!("{} at {}", org.name(), org.reached_at())).collect();
-        writable(args)?;
+        writable(args, headroom_file.as_deref())?;
         if args.dry_run {
             let mut read = 0u64;
             while next()?.is_some() {
                 read += 1;
             }
-            say(&format!("{what}\nover {}\n{read} requests are good; nothing was sent", over.join(", ")));
+            let (requests, are) = (words::count(read, "request"), if read == 1 { "is" } else { "are" });
+            say(&format!("{what}\nover {}\n{requests} {are} good; nothing was sent", over.join(", ")));
             return Ok(0);
         }
         if !args.quiet {
@@ -233,15 +252,17 @@ impl Job {
         let output = open_output(args)?;
         let feed = Feed::new(total, next).map_err(Failure::new)?;
         let Args { deadline, grace, quiet, .. } = *args;
-        let run = Run { feed, output, orgs, wire, deadline, grace, quiet, fluid_limit };
+        let neighbours = headroom_file.map(|path| Neighbours::new(&path, &orgs));
+        let run = Run { feed, output, orgs, wire, deadline, grace, quiet, fluid_limit, neighbours };
         finish(args, run::run(run).await.map_err(Failure::new)?)
     }
 }
 
 /// Whether what is to be written can be: that is better known before anything is sent. What is there stays as it is.
-fn writable(args: &Args) -> Result<(), Failure> {
-    for (name, path) in [("--output", &args.output), ("--report", &args.report)] {
-        let Some(path) = path.as_deref().filter(|path| !is_standard(path)) else { continue };
+fn writable(args: &Args, headroom_file: Option<&Path>) -> Result<(), Failure> {
+    let (output, report) = (args.output.as_deref(), args.report.as_deref());
+    for (name, path) in [("--output", output), ("--report", report), ("--headroom-file", headroom_file)] {
+        let Some(path) = path.filter(|path| !is_standard(path)) else { continue };
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let tried = match std::fs::metadata(path) {
             Ok(there) if there.is_dir() => Err(io::ErrorKind::IsADirectory.into()),

@@ -12,7 +12,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use tokio::time::Instant;
 use tower_quota::org::{Family, Org, Orgs, Snapshot};
 
-use crate::report::Counts;
+use crate::{report::Counts, words};
 
 /// How often the panel is redrawn, and the boards are looked at.
 pub(crate) const TICK: Duration = Duration::from_millis(250);
@@ -103,13 +103,7 @@ impl Panel {
     /// Looks at the boards and shows what they say; to be called every [`TICK`].
     pub(crate) fn tick(&mut self, standing: &Standing<'_>) {
         let now = Instant::now();
-        let boards: Vec<Snapshot> = standing
-            .orgs
-            .iter()
-            .flat_map(|org| org.families())
-            .map(|org: Org| org.snapshot())
-            .filter(|board| board.limit.is_some())
-            .collect();
+        let boards = boards(standing.orgs);
         let since = now - self.ticked;
         self.ticked = now;
         for board in boards.iter().filter(|board| board.hold.is_some()) {
@@ -193,11 +187,17 @@ impl Panel {
     }
 }
 
+/// The boards that calls have been made by, each of an org and a model family.
+pub(crate) fn boards(orgs: &Orgs) -> Vec<Snapshot> {
+    let boards = orgs.iter().flat_map(Org::families).map(|org| org.snapshot());
+    boards.filter(|board| board.limit.is_some()).collect()
+}
+
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// One board: limit/cap, in flight, headroom, and why it is held, a spare or out.
+/// One board: limit/cap, in flight, which quota binds first, and why it is held, a spare or out.
 fn row(board: &Snapshot, now: Instant) -> String {
     let mut text = board.name.to_string();
     if board.family != Family::default() {
@@ -214,7 +214,14 @@ fn row(board: &Snapshot, now: Instant) -> String {
     if let Some(limit) = board.limit {
         let _ = write!(text, " {:.0}/{}", limit.limit, limit.cap);
     }
-    let _ = write!(text, ", {} in flight, headroom {:.0} %", board.in_flight, board.headroom * 100.0);
+    let _ = write!(text, ", {} in flight", board.in_flight);
+    let _ = match board.binds() {
+        Some(quota) => {
+            let resource = words::resource(quota.resource).replace('_', " ");
+            write!(text, ", {resource} {:.0} % left", quota.headroom() * 100.0)
+        }
+        None => write!(text, ", headroom {:.0} %", board.headroom * 100.0),
+    };
     if let Some(hold) = board.hold {
         let _ = write!(text, ", held {:.1} s more ({})", (hold.until - now).as_secs_f64(), hold.reason);
     }

@@ -8,11 +8,12 @@ use std::{
 };
 
 use serde::Serialize;
-use tower_quota::org::{Org, Orgs};
+use tower_quota::org::{Org, Orgs, ResourceQuota, Snapshot};
 
 use crate::{
     output::Verdict,
     tally::{Histogram, Seen, Tally},
+    words,
 };
 
 /// How many different errors are told apart; further ones are counted together.
@@ -125,7 +126,82 @@ pub(crate) struct FamilyReport {
     limit: f64,
     cap: usize,
     headroom: f64,
+    /// The resource of which the least is left.
+    binds: Option<&'static str>,
+    /// Each resource that answers told of.
+    quota: Vec<QuotaReport>,
     out: Option<String>,
+}
+
+/// One resource of a family's quota, at the end.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct QuotaReport {
+    resource: &'static str,
+    limit_per_minute: f64,
+    capacity: f64,
+    /// By our own account.
+    remaining: f64,
+    /// By the provider's last word.
+    said: Option<f64>,
+    /// Remaining over capacity, `0.0..=1.0`.
+    left: f64,
+    /// What comes back, as observed.
+    refill_per_minute: f64,
+    reserved: f64,
+    /// Whether somebody else spends too.
+    shared: bool,
+    estimate_to_actual: Option<f64>,
+}
+
+impl QuotaReport {
+    fn new(quota: &ResourceQuota) -> Self {
+        QuotaReport {
+            resource: words::resource(quota.resource),
+            limit_per_minute: round(quota.per_minute, 2),
+            capacity: round(quota.capacity, 2),
+            remaining: round(quota.remaining, 2),
+            said: quota.said.map(|(figure, _)| round(figure, 2)),
+            left: round(quota.headroom(), 4),
+            refill_per_minute: round(quota.refill_per_minute, 2),
+            reserved: round(quota.reserved, 2),
+            shared: quota.shared,
+            estimate_to_actual: quota.estimate_to_actual.map(|ratio| round(ratio, 3)),
+        }
+    }
+}
+
+impl FamilyReport {
+    fn new(board: &Snapshot) -> Option<Self> {
+        let limit = board.limit?;
+        Some(FamilyReport {
+            limit: round(limit.limit, 2),
+            cap: limit.cap,
+            headroom: round(board.headroom, 3),
+            binds: board.binds().map(|quota| words::resource(quota.resource)),
+            quota: board.quota.iter().map(QuotaReport::new).collect(),
+            out: board.out.as_ref().map(ToString::to_string),
+        })
+    }
+
+    /// Which quota binds first, and how good the estimates are; empty where no quota is told.
+    fn text(&self) -> String {
+        let Some(binds) = self.quota.iter().find(|quota| Some(quota.resource) == self.binds) else {
+            return String::new();
+        };
+        let word = |quota: &QuotaReport| quota.resource.replace('_', " ");
+        let mut text = format!("{} bind first: {:.0} % of {:.0} left", word(binds), binds.left * 100.0, binds.capacity);
+        let ratios: Vec<_> = self
+            .quota
+            .iter()
+            // A request is one request.
+            .filter(|quota| quota.resource != "requests")
+            .filter_map(|quota| Some(format!("{} {:.2}", word(quota), quota.estimate_to_actual?)))
+            .collect();
+        if !ratios.is_empty() {
+            let _ = write!(text, "; estimate/actual: {}", ratios.join(", "));
+        }
+        text
+    }
 }
 
 /// The whole report. The field names are kept stable.
@@ -181,6 +257,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) ended_by: Option<&'static str>,
     pub(crate) exit_code: u8,
     pub(crate) orgs: &'a Orgs,
+    /// All families of all orgs, when the last call had ended.
+    pub(crate) boards: &'a [Snapshot],
     pub(crate) all: &'a Tally,
     pub(crate) tallies: &'a HashMap<Arc<str>, Arc<Tally>>,
     pub(crate) held: &'a HashMap<Arc<str>, Duration>,
@@ -289,6 +367,12 @@ impl Report {
             if let Some(first) = &org.spare_of {
                 writeln!(text, "  {:<16} spare of {first}: the same organisation, so one quota", "")?;
             }
+            for (name, family) in &org.families {
+                let quota = family.text();
+                if !quota.is_empty() {
+                    writeln!(text, "  {:<16} {name}: {quota}", "")?;
+                }
+            }
         }
         for error in &self.errors {
             writeln!(text, "  {} x {}: {} (first: {})", error.count, error.outcome, error.error, error.example)?;
@@ -311,21 +395,9 @@ impl OrgReport {
         let name = org.name();
         let nothing = Arc::new(Tally::default());
         let tally = facts.tallies.get(name).unwrap_or(&nothing);
-        let families: BTreeMap<_, _> = org
-            .families()
-            .iter()
-            .map(Org::snapshot)
-            .filter_map(|board| {
-                let limit = board.limit?;
-                let family = FamilyReport {
-                    limit: round(limit.limit, 2),
-                    cap: limit.cap,
-                    headroom: round(board.headroom, 3),
-                    out: board.out.map(|out| out.to_string()),
-                };
-                Some((board.family.to_string(), family))
-            })
-            .collect();
+        let boards = facts.boards.iter().filter(|board| *board.name == *name);
+        let families: BTreeMap<_, _> =
+            boards.filter_map(|board| Some((board.family.to_string(), FamilyReport::new(board)?))).collect();
         OrgReport {
             name: name.to_owned(),
             ok: facts.counts.ok_by(name),

@@ -22,10 +22,12 @@ use tower_quota::{
 use crate::{
     input::{BadInput, Item},
     output::{Line, Output, Scrubber, Verdict, line},
-    panel::{Panel, Standing, TICK, say},
+    panel::{Panel, Standing, TICK, boards, say},
     report::{Counts, Facts, Report},
+    status::Neighbours,
     tally::Tries,
     wire::{self, Wire},
+    words,
 };
 
 /// How many items may be read ahead.
@@ -74,6 +76,8 @@ pub(crate) struct Run {
     pub(crate) quiet: bool,
     /// What the simulated provider could do at best, in the demonstration.
     pub(crate) fluid_limit: Option<Duration>,
+    /// Who is told of the orgs' headroom.
+    pub(crate) neighbours: Option<Neighbours>,
 }
 
 /// Why a run ends before its input does.
@@ -127,7 +131,8 @@ impl Desk<'_> {
 
 /// Runs to the end.
 pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
-    let Run { feed: Feed { mut items, total }, output, orgs, wire, deadline, grace, quiet, fluid_limit } = run;
+    let Run { feed, output, orgs, wire, deadline, grace, quiet, fluid_limit, mut neighbours } = run;
+    let Feed { mut items, total } = feed;
     let scrubber = Scrubber::new(orgs.iter().filter_map(|org| org.key()).map(|key| key.reveal()));
     let mut desk = Desk { counts: Counts::default(), scrubber: &scrubber };
     let mut panel = Panel::new(quiet);
@@ -174,7 +179,8 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
                 wire.all.stop();
                 grace_ends = Some(Instant::now() + grace);
                 let (calls, grace) = (wire.all.in_flight(), humantime::format_duration(grace));
-                say(&format!("stopping: {calls} calls in flight have {grace} to end; Ctrl-C again ends at once"));
+                let (calls, have) = (words::count(calls as u64, "call"), if calls == 1 { "has" } else { "have" });
+                say(&format!("stopping: {calls} in flight {have} {grace} to end; Ctrl-C again ends at once"));
             }
             () = at(grace_ends) => {
                 grace_ends = None;
@@ -185,14 +191,19 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
                 early.get_or_insert(Early::Deadline);
                 drive.abort();
             }
-            _ = tick.tick() => panel.tick(&Standing {
-                total,
-                counts: &desk.counts,
-                live: drive.live(),
-                http_429: wire.all.http_429.load(Relaxed),
-                orgs: &orgs,
-                stopping: early.as_ref().map(Early::name),
-            }),
+            _ = tick.tick() => {
+                panel.tick(&Standing {
+                    total,
+                    counts: &desk.counts,
+                    live: drive.live(),
+                    http_429: wire.all.http_429.load(Relaxed),
+                    orgs: &orgs,
+                    stopping: early.as_ref().map(Early::name),
+                });
+                if let Some(neighbours) = &mut neighbours {
+                    neighbours.tick();
+                }
+            }
             permit = output.queue().reserve(), if unwritten.is_some() => match (permit, unwritten.take()) {
                 (Ok(permit), Some(line)) => permit.send(line),
                 _ => {
@@ -210,6 +221,11 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
         }
     }
     let peak_live = drive.peak_live();
+    // With the service go the accounts of the orgs' quotas.
+    let boards = boards(&orgs);
+    if let Some(neighbours) = neighbours {
+        neighbours.close().await;
+    }
     drop(drive);
     if let Some(bad) = bad {
         early.get_or_insert(Early::Input(bad));
@@ -258,6 +274,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
         ended_by: early.as_ref().map(Early::name),
         exit_code,
         orgs: &orgs,
+        boards: &boards,
         all: &wire.all,
         tallies: &wire.tallies,
         held: panel.held(),

@@ -6,6 +6,7 @@ use std::{
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     task::Poll,
+    time::Duration,
 };
 
 use tokio_test::task;
@@ -75,7 +76,7 @@ async fn b95_a_hundred_at_once_are_admitted_no_more_than_fits() {
             stamp.usage = Some(Usage::new(50, 50));
             answer.extensions_mut().insert(stamp);
             on_the_way.fetch_add(usize::from(!first), Relaxed);
-            after(if first { 0 * MS } else { 1_000_000 * MS }, Ok(answer))
+            after(if first { Duration::ZERO } else { 1_000_000 * MS }, Ok(answer))
         }));
         let layer = QuotaHeaderLayer::new(&org);
         let service = layer.layer(client);

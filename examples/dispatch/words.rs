@@ -1,0 +1,28 @@
+//! How amounts and quotas are put into words.
+
+use tower_quota::dialect::Resource;
+
+/// `1 request`, `2 requests`.
+pub(crate) fn count(n: u64, one: &str) -> String {
+    format!("{n} {one}{}", if n == 1 { "" } else { "s" })
+}
+
+/// A number of bytes in three digits or so.
+pub(crate) fn size(bytes: u64) -> String {
+    match bytes {
+        0..1_000 => count(bytes, "byte"),
+        1_000..1_000_000 => format!("{:.1} KB", bytes as f64 / 1e3),
+        _ => format!("{:.1} MB", bytes as f64 / 1e6),
+    }
+}
+
+/// A resource's name for programs.
+pub(crate) const fn resource(resource: Resource) -> &'static str {
+    match resource {
+        Resource::Requests => "requests",
+        Resource::InputTokens => "input_tokens",
+        Resource::OutputTokens => "output_tokens",
+        Resource::Tokens => "tokens",
+        _ => "other",
+    }
+}
