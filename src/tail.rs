@@ -137,8 +137,8 @@ mod tests {
         let (tell, told) = mpsc::channel();
         let within = tail.clone();
         tail.on_end(move |_| {
-            let ended = within.ended();
-            within.on_end(move |again| tell.send((ended, *again)).unwrap());
+            let late = within.clone();
+            within.on_end(move |ended| tell.send((late.ended(), *ended)).unwrap());
         });
         tail.end(ENDED).unwrap();
         assert_eq!(told.recv().unwrap(), (Some(ENDED), ENDED));

@@ -104,7 +104,10 @@ impl Events {
     fn read(&mut self, event: &[u8]) {
         let mut data: Option<&[u8]> = None;
         let mut joined = vec![];
-        for line in event.split(|byte| matches!(byte, b'\n' | b'\r')) {
+        let mut begin = 0;
+        for end in memchr::memchr2_iter(b'\n', b'\r', event).chain([event.len()]) {
+            let line = &event[begin..end];
+            begin = end + 1;
             if let Some(name) = field(line, b"event") {
                 self.terminal |= LAST_EVENTS.contains(&name);
             } else if let Some(line) = field(line, b"data") {
@@ -122,8 +125,10 @@ impl Events {
         }
         let data = if joined.is_empty() { data.unwrap_or_default() } else { &joined };
         self.terminal |= data == LAST_DATA;
-        // Within what a model writes its quotes would be escaped, so hardly any other event is taken apart.
-        if self.finder.find(data).is_some() {
+        // Within what a model writes its quotes would be escaped, and OpenAI has a null in all chunks but the last: so hardly any
+        // other event is taken apart.
+        let name = self.finder.needle().len();
+        if self.finder.find_iter(data).any(|at| !data[at + name..].starts_with(b":null")) {
             if let Some(said) = said_by_event(data) {
                 self.said.update(said);
             }

@@ -195,6 +195,8 @@ mod tests {
             (r#"{"prompt":"{\"max_tokens\":9}","max_tokens":5}"#, Some(5.0)),
             (r#"{"prompt":",\\\"max_tokens\":9,","z":1}"#, None),
             (r#"{"prompt":"\\","max_tokens":5,"z":"\\"}"#, Some(5.0)),
+            (r#"{"a\"max_tokens":5,"z":"a long text"}"#, None),
+            (r#"{"z":"a long text","a\"max_tokens":5}"#, None),
             (r#"{"prompt":"}{][","max_tokens":5,"z":"}]"}"#, Some(5.0)),
             // No JSON, or not all of it.
             ("", None),
@@ -291,6 +293,7 @@ mod tests {
             "max_",
             "a",
             "\"max_tokens\":5,",
+            "a\"max_tokens",
             "\\\"n\":2}",
         ]);
         let leaf = prop_oneof![
