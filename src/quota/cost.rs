@@ -5,7 +5,7 @@ use std::fmt;
 use http::{Extensions, Request};
 use http_body::Body;
 
-use super::dialect::Resource;
+use crate::dialect::Resource;
 
 /// What a call is expected to cost besides being one request. `None` where only experience can tell.
 ///

@@ -1,7 +1,7 @@
 //! What calls have proved to cost, and what the next one is taken to cost. Pure.
 
-use super::{cost::Cost, dialect::Resource, ledger::PerResource, quantile::Lately};
-use crate::outcome::Usage;
+use super::{cost::Cost, ledger::PerResource, quantile::Lately};
+use crate::{dialect::Resource, outcome::Usage};
 
 /// An answer is taken to be so long, in tokens, before the first one has told.
 const FIRST_OUTPUT: f64 = 256.0;

@@ -14,11 +14,13 @@ use tokio::time::Sleep;
 use tower_service::Service;
 
 use super::{
-    dialect,
     ledger::Verdict,
     service::{QuotaGate, Reader, Reserved},
 };
-use crate::outcome::{BoxError, Ended, Error, Stamp};
+use crate::{
+    dialect,
+    outcome::{BoxError, Ended, Error, Stamp},
+};
 
 pin_project! {
     /// The future of a call through [`QuotaHeader`](super::QuotaHeader). Dropped before it is sent, it gives back what it

@@ -11,11 +11,11 @@ use tower_layer::Layer;
 
 use super::{
     ByBody, QuotaHeader,
-    dialect::{ReadQuota, Resource},
     ledger::Quota,
     service::{QuotaGate, Reader},
 };
 use crate::{
+    dialect::{ReadQuota, Resource},
     gate::Gate,
     org::{Meters, Org},
 };

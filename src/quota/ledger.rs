@@ -7,10 +7,10 @@ use tokio::time::Instant;
 use super::{
     bucket::{Bucket, FAR, Said, Seconds},
     cost::{Cost, TooLarge},
-    dialect::{Readings, Resource},
     experience::Experience,
 };
 use crate::{
+    dialect::{Readings, Resource},
     gate::Admission,
     org::{Org, ResourceQuota},
     outcome::Usage,

@@ -59,8 +59,6 @@ mod service;
 #[cfg(test)]
 mod tests;
 
-use crate::dialect;
-
 pub use self::{
     by_body::ByBody,
     cost::{ByBytes, Cost, Estimate, TooLarge},

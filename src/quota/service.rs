@@ -14,11 +14,11 @@ use tower_service::Service;
 
 use super::{
     ByBody, Cost, Estimate, QuotaFuture, TooLarge,
-    dialect::{Detect, ReadQuota, Readings},
     future::Sent,
     ledger::{PerResource, Quota},
 };
 use crate::{
+    dialect::{Detect, ReadQuota, Readings},
     gate::{Gate, Place},
     org::{Meters, ResourceQuota},
     outcome::{BoxError, Class, Error, Outcome},

@@ -13,10 +13,14 @@ use tokio::time::Instant;
 use super::{
     Cost,
     bucket::{Bucket, Said},
-    dialect::{Detect, ReadQuota, Readings, Resource},
     ledger::{Quota, Verdict},
 };
-use crate::{gate::Admission, org::Org, outcome::Usage};
+use crate::{
+    dialect::{Detect, ReadQuota, Readings, Resource},
+    gate::Admission,
+    org::Org,
+    outcome::Usage,
+};
 
 const GUARD: Duration = Duration::from_millis(5);
 const SECOND: Duration = Duration::from_secs(1);
