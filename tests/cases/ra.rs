@@ -606,9 +606,11 @@ async fn b23_a_run_may_change_its_dialect_and_contradict_itself() {
 
 #[tokio::test(start_paused = true)]
 async fn b25_what_an_answer_does_not_mention_is_unchanged() {
+    const FULL: &str =
+        "anthropic-ratelimit-output-tokens-limit: 80000\nanthropic-ratelimit-output-tokens-remaining: 80000";
     const SPENT: &str = "anthropic-ratelimit-requests-limit: 4000\nanthropic-ratelimit-requests-remaining: 3990\n\
-                         anthropic-ratelimit-output-tokens-limit: 8\nanthropic-ratelimit-output-tokens-remaining: 0";
-    // What the second answer mentions, and whether any headroom is left then: the output is spent.
+                         anthropic-ratelimit-output-tokens-limit: 80000\nanthropic-ratelimit-output-tokens-remaining: 0";
+    // What the answer after the refusal mentions, and whether any headroom is left then: the output is spent.
     for (status, second, left) in [
         (404, "", false),
         (200, "", false),
@@ -616,16 +618,26 @@ async fn b25_what_an_answer_does_not_mention_is_unchanged() {
         (200, "x-ratelimit-limit-requests: 4000\nx-ratelimit-remaining-requests: 3989", false),
         (200, "anthropic-ratelimit-output-tokens-remaining: -1", false),
         (200, "anthropic-ratelimit-output-tokens-remaining: 0", false),
-        (200, "anthropic-ratelimit-output-tokens-remaining: 8", true),
+        (200, "anthropic-ratelimit-output-tokens-remaining: 80000", true),
     ] {
         let orgs = orgs(&[("a", 10)]);
         let (service, wire) = stack(
             &orgs,
             |stack| stack.limit(open().build().unwrap()),
-            move |_, nth| async move { Ok(if nth == 0 { lines(429, SPENT, "") } else { lines(status, second, "") }) },
+            move |_, nth| match nth {
+                0 => after(MS, Ok(lines(200, FULL, ""))),
+                1 => after(10 * MS, Ok(lines(429, SPENT, ""))),
+                _ => after(20 * MS, Ok(lines(status, second, ""))),
+            },
         );
-        assert_eq!(service.oneshot(post()).await.unwrap().status(), status);
-        assert_eq!(wire.len(), 2);
+        service.clone().oneshot(post()).await.unwrap();
+        assert_eq!(board(&orgs, "a").headroom(), 1.0);
+        // Both are on their way when the first of them is refused; what becomes of that one is no matter here.
+        let refused = tokio::spawn(service.clone().oneshot(post()));
+        tokio::task::yield_now().await;
+        assert_eq!(service.clone().oneshot(post()).await.unwrap().status(), status);
+        assert_eq!(wire.len(), 3);
+        refused.abort();
         let headroom = board(&orgs, "a").headroom();
         assert_eq!(headroom > 0.5, left, "{status}, {second:?}: {headroom}");
         assert!(left || headroom < 0.01, "{status}, {second:?}: {headroom}");
