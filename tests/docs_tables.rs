@@ -12,8 +12,10 @@ const LAYERS: [&str; 8] = ["judge", "auth", "quota", "aimd", "balance", "retry",
 const CONTRACTS: usize = 9;
 const TRAPS: usize = 30;
 /// The cases, by family. Ids have gaps.
-const CASES: [(&str, &[u32]); 6] = [
+const CASES: [(&str, &[u32]); 8] = [
+    ("RA", &[1, 2, 4, 5, 7, 8, 10, 11, 13, 14, 16, 17, 19, 20, 22, 23, 25, 26, 28]),
     ("KEY", &[43, 44, 46, 47, 49, 50]),
+    ("TOK", &[97]),
     ("LIM", &[59, 61, 62, 64, 65, 67, 68, 70, 71]),
     ("RT", &[73, 74, 76, 77, 79, 80]),
     ("RET", &[86, 88, 89, 91]),
@@ -147,7 +149,8 @@ fn every_case_has_a_test() {
         assert!(seen.insert(id.to_owned()), "{id} stands there twice");
         assert!(all_exist(id, tests, &mut sources) >= 1, "{id} has no test");
     }
-    let expected = CASES.iter().flat_map(|(family, ids)| ids.iter().map(move |id| format!("B{id} {family}")));
+    let label = |id: u32, family: &str| format!("B{id:02} {family}");
+    let expected = CASES.iter().flat_map(|(family, ids)| ids.iter().map(move |id| label(*id, family)));
     assert_eq!(seen, expected.collect());
 }
 
@@ -159,6 +162,8 @@ fn every_test_of_a_trap_or_a_case_stands_in_its_table() {
             "docs/cases.md",
             &[
                 "tests/cases/key.rs",
+                "tests/cases/ra.rs",
+                "tests/hint.rs",
                 "tests/cases/lim.rs",
                 "tests/cases/rt.rs",
                 "tests/cases/ret.rs",

@@ -475,6 +475,41 @@ async fn a_foreign_dialect_that_makes_no_sense_stalls_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_figure_of_a_foreign_dialect_that_makes_no_sense_is_none() {
+    // Ten a second, nothing left; then it says this of either figure.
+    for (figure, unchanged) in [
+        (f64::NAN, true),
+        (f64::INFINITY, true),
+        (f64::NEG_INFINITY, true),
+        (-1.0, true),
+        (f64::MIN, true),
+        (0.0, true),
+        (1_000.0, false),
+    ] {
+        let org = Org::new("a");
+        let turn = Mutex::new(0);
+        let layer = QuotaHeaderLayer::new(&org).estimate(ByHeader).dialect(By(move |_| {
+            let mut turn = turn.lock().unwrap();
+            *turn += 1;
+            let mut readings = Readings::default();
+            let requests = readings.entry(Resource::Requests);
+            (requests.limit, requests.remaining) = match *turn {
+                1 => (Some(600.0), Some(100.0)),
+                2 => (Some(600.0), Some(0.0)),
+                _ => (Some(figure), Some(figure)),
+            };
+            readings
+        }));
+        let probe = Probe::good();
+        for _ in 0..3 {
+            let mut service = layer.layer(probe.clone());
+            ServiceExt::<Request<Script>>::ready(&mut service).await.unwrap().call(ask()).await.unwrap();
+        }
+        assert_eq!(org.headroom() < 0.1, unchanged, "{figure}: {}", org.headroom());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_foreign_dialect_that_panics_leaves_the_others_alone() {
     let turn = Mutex::new(0);
     let layer = QuotaHeaderLayer::new(&Org::new("a")).estimate(ByHeader).dialect(By(move |_| {
