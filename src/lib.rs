@@ -70,6 +70,7 @@
 //! | every way a provider says "not before" | [`hint`] |
 //! | every way a provider tells a quota, and one of your own | [`dialect`] |
 //! | a stream of requests in, outcomes out | [`drive`] |
+//! | to tell other programs what is left of the quotas | [`headroom`] |
 //! | a provider to test against | `sim` (feature `sim`) |
 //! | whole programs: hyper, reqwest, streaming, one layer alone, tests | `examples/` |
 //!
