@@ -604,7 +604,7 @@ fn an_id_may_be_learnt_and_a_key_may_die_from_within_a_members_own_poll() {
     let mut ok = 0;
     for id in 0..100 {
         let mut call = task::spawn(balance.clone().oneshot(Request::new(id)));
-        while let Poll::Pending = call.poll() {
+        while call.poll().is_pending() {
             assert!(call.is_woken(), "{id} sleeps, though one of them serves");
         }
         ok += 1;
