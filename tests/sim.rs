@@ -74,6 +74,23 @@ async fn a_message_is_answered_after_its_latency() {
     assert_eq!(sim.truth().ok(), 1);
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_levels_are_what_the_next_request_meets() {
+    let org = org().output_tokens_per_minute(600.0).capacity_s(4.0);
+    let sim = Sim::new(config(Dialect::Anthropic, org)).unwrap();
+    let levels = || sim.levels("one").unwrap();
+    assert_eq!((levels().requests, levels().output_tokens), (Some(4.0), Some(40.0)), "full before the start");
+    assert_eq!((levels().input_tokens, levels().tokens), (None, None), "not limited");
+    assert_eq!(sim.elapsed(), Duration::ZERO, "to look does not start it");
+    let answer = call(&sim.service(), r#"{"max_tokens":5}"#).await.unwrap();
+    // The answer took 100 ms.
+    assert_eq!(header(answer.headers(), "anthropic-ratelimit-requests-remaining"), Some("3"));
+    assert!((levels().requests.unwrap() - 3.1).abs() < 1e-9 && (levels().output_tokens.unwrap() - 36.0).abs() < 1e-9);
+    tokio::time::advance(Duration::from_millis(250)).await;
+    assert!((levels().requests.unwrap() - 3.35).abs() < 1e-9);
+    assert_eq!(sim.levels("another"), None);
+}
+
 #[tokio::test]
 async fn both_dialects_answer_over_real_http() {
     for (dialect, path) in [(Dialect::Anthropic, "/v1/messages"), (Dialect::OpenAi, "/v1/chat/completions")] {

@@ -22,7 +22,7 @@ use super::{
 };
 
 /// A way to the provider: over many connections calls overtake one another.
-fn wire(
+pub(crate) fn wire(
     sim: &Sim,
     seed: u64,
 ) -> impl Service<Call, Response = Response<SimBody>, Error = SimError, Future: Send> + Clone + Send + Sync + 'static {

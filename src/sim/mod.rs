@@ -96,6 +96,6 @@ pub use draw::{Chance, Latency};
 pub use fluid::Cost;
 pub use server::Server;
 pub use service::{Sim, SimBody, SimError, SimFuture, SimService};
-pub use truth::{BIN, Bin, OrgTruth, Truth};
+pub use truth::{BIN, Bin, Levels, OrgTruth, Truth};
 
 pub use crate::org::Dialect;

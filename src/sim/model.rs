@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::bucket::{Bucket, PerResource, View};
 use super::config::{Config, OrgConfig, RetryAfter, Step};
 use super::draw::{Latency, lognormal, seconds};
-use super::truth::Ledger;
+use super::truth::{Ledger, Levels};
 use crate::org::Dialect;
 
 /// What of a request counts here.
@@ -203,6 +203,16 @@ impl OrgModel {
         };
         let latency = latency.draw(&mut self.rng);
         Verdict::Answer { latency, input_tokens: input, output_tokens: output, cut, flaw }
+    }
+
+    pub(super) fn levels(&mut self, now: Duration) -> Levels {
+        self.advance(now);
+        if self.unlimited {
+            return Levels::default();
+        }
+        let [requests, input_tokens, output_tokens, tokens] =
+            self.buckets.each_ref().map(|bucket| bucket.as_ref().map(|bucket| bucket.level));
+        Levels { requests, input_tokens, output_tokens, tokens }
     }
 
     pub(super) fn leave(&mut self, now: Duration, admitted: bool, ending: Ending) {

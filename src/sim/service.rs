@@ -23,7 +23,7 @@ use tower_service::Service;
 use super::bucket::{PerResource, View};
 use super::config::{Config, ConfigError};
 use super::model::{Ask, Ending, Flaw, OrgModel, Verdict};
-use super::truth::Truth;
+use super::truth::{Levels, Truth};
 use super::wire::{self, Asked, Failure, Head, Success};
 
 /// A simulated provider. Clones are the same provider.
@@ -109,6 +109,13 @@ impl Sim {
             answered_once: answers.len() as u64 - answered_more,
             answered_more,
         }
+    }
+
+    /// What the buckets of the org of this name hold now: what the next request meets. `None` if there is no such org.
+    pub fn levels(&self, org: &str) -> Option<Levels> {
+        let place = self.state.config.orgs.iter().position(|candidate| candidate.name == org)?;
+        let mut model = self.state.org(place);
+        Some(model.levels(self.elapsed()))
     }
 
     /// The answer to a request whose path or method is not the provider's.

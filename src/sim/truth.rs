@@ -87,6 +87,20 @@ pub struct OrgTruth {
     pub arrivals: Vec<Duration>,
 }
 
+/// What an org's buckets hold at one moment, in fractions of a request or a token; `None` for what is not limited.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Levels {
+    /// Requests.
+    pub requests: Option<f64>,
+    /// Input tokens.
+    pub input_tokens: Option<f64>,
+    /// Output tokens.
+    pub output_tokens: Option<f64>,
+    /// Tokens of both directions together.
+    pub tokens: Option<f64>,
+}
+
 /// Answers within 100 ms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bin {
