@@ -9,7 +9,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use http::{HeaderValue, Method, Request};
+use http::{HeaderValue, Method, Request, header::Entry};
 use pin_project_lite::pin_project;
 use tokio::time::{Instant, Sleep};
 use tower_service::Service;
@@ -18,6 +18,7 @@ use super::{
     Exhaustion, IDEMPOTENCY_KEY, RetryError, Shared,
     budget::Budget,
     error::{Cause, Exhausted, in_one_line},
+    policy::Key,
     purse::{Purses, Said, Verdict},
 };
 use crate::{
@@ -33,15 +34,46 @@ pub(super) struct Logical<S, B, C> {
     service: S,
     classifier: C,
     shared: Arc<Shared>,
-    /// As the caller gave it. Attempts are clones, so what is written on one never reaches the next.
-    request: Request<B>,
-    key: Option<HeaderValue>,
-    memory: CallMemory,
+    kept: Kept<B>,
     began: Instant,
     /// On the heap and only once something has gone wrong: most requests never need it, and every one is moved about.
     trouble: Option<Box<Trouble>>,
 }
 
+/// What attempts are made of.
+pub(super) struct Kept<B> {
+    /// As the caller gave it. Attempts are clones, so what is written on one never reaches the next.
+    request: Request<B>,
+    /// The one that was made here, where the caller gave none.
+    key: Option<Key>,
+    memory: CallMemory,
+}
+
+impl<B: Clone> Kept<B> {
+    pub(super) fn new(request: Request<B>) -> Self {
+        // A request that comes with a memory keeps its age.
+        let memory = request.extensions().get::<CallMemory>().cloned().unwrap_or_default();
+        Kept { request, key: None, memory }
+    }
+
+    /// Another attempt. Its key is made with the first.
+    pub(super) fn attempt(&mut self, shared: &Shared) -> Request<B> {
+        let mut attempt = self.request.clone();
+        let unsafe_method = matches!(*attempt.method(), Method::POST | Method::PATCH);
+        if unsafe_method && shared.policy.idempotency_key {
+            if let Entry::Vacant(place) = attempt.headers_mut().entry(&IDEMPOTENCY_KEY) {
+                place.insert(self.key.get_or_insert_with(|| shared.dice.key()).header());
+            }
+        }
+        attempt.extensions_mut().insert(self.memory.clone());
+        attempt
+    }
+
+    fn idempotency_key(&self) -> Option<HeaderValue> {
+        let made = self.key.map(Key::header);
+        made.or_else(|| self.request.headers().get(&IDEMPOTENCY_KEY).cloned())
+    }
+}
 /// What has gone wrong so far.
 #[derive(Default)]
 struct Trouble {
@@ -76,24 +108,9 @@ where
     B: Clone,
     C: Classify<S::Response, S::Error>,
 {
-    pub(super) fn new(service: S, classifier: C, shared: Arc<Shared>, request: Request<B>) -> Self {
-        let key = request.headers().get(&IDEMPOTENCY_KEY).cloned().or_else(|| {
-            let unsafe_method = request.method() == Method::POST || request.method() == Method::PATCH;
-            (unsafe_method && shared.policy.idempotency_key).then(|| shared.dice.key())
-        });
-        // A request that comes with a memory keeps its age.
-        let memory = request.extensions().get::<CallMemory>().cloned().unwrap_or_default();
-        Logical { service, classifier, shared, request, key, memory, began: Instant::now(), trouble: None }
-    }
-
-    /// Makes an attempt. The service is ready.
-    pub(super) fn call(&mut self) -> S::Future {
-        let mut attempt = self.request.clone();
-        if let Some(key) = &self.key {
-            attempt.headers_mut().entry(&IDEMPOTENCY_KEY).or_insert_with(|| key.clone());
-        }
-        attempt.extensions_mut().insert(self.memory.clone());
-        self.service.call(attempt)
+    /// Makes a further attempt. The service is ready.
+    fn call(&mut self) -> S::Future {
+        self.service.call(self.kept.attempt(&self.shared))
     }
 
     fn weigh(&mut self, result: Result<S::Response, S::Error>) -> Weighed<S::Response, S::Error> {
@@ -147,8 +164,8 @@ where
     fn exhausted(self, reason: Exhaustion, failure: Failure) -> Exhausted<Request<B>> {
         let trouble = *self.trouble.unwrap_or_default();
         Exhausted {
-            request: self.request,
-            idempotency_key: self.key,
+            idempotency_key: self.kept.idempotency_key(),
+            request: self.kept.request,
             first: trouble.first.unwrap_or_else(|| failure.cause.clone()),
             last: failure.cause,
             counts: trouble.purses.counts,
@@ -209,7 +226,16 @@ impl<S, B, C> RetryFuture<S, B, C>
 where
     S: Service<Request<B>>,
 {
-    pub(super) fn new(logical: Logical<S, B, C>, attempt: S::Future) -> Self {
+    /// The first attempt is made, by this very service.
+    pub(super) fn new(
+        service: S,
+        classifier: C,
+        shared: Arc<Shared>,
+        kept: Kept<B>,
+        began: Instant,
+        attempt: S::Future,
+    ) -> Self {
+        let logical = Logical { service, classifier, shared, kept, began, trouble: None };
         RetryFuture { logical: Some(logical), step: Step::Calling { attempt } }
     }
 }
