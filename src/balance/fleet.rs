@@ -1,6 +1,7 @@
 //! The members of one model family, and the line of calls that wait for one of them.
 
 use std::{
+    cell::LazyCell,
     fmt,
     sync::{
         Arc,
@@ -9,6 +10,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use tokio::time::Instant;
 use tower_service::Service;
 
 use super::{
@@ -95,7 +97,9 @@ impl<M> Fleet<M> {
         M: Service<Req> + Clone,
     {
         let mut open = Open::of(&self.members, asks);
-        while let Some(picked) = pick(open.as_slice(), |i| self.members[i].org.load()) {
+        // Two loads are weighed at one time.
+        let now = LazyCell::new(Instant::now);
+        while let Some(picked) = pick(open.as_slice(), |i| self.members[i].org.load_at(|| *now)) {
             let member = &self.members[picked];
             match member.ask(slot) {
                 Asked::Called(future, seat) => return Some(Bound::Called(future, seat)),
