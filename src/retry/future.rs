@@ -9,20 +9,19 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use http::{HeaderValue, Method, Request, header::Entry};
+use http::Request;
 use pin_project_lite::pin_project;
 use tokio::time::{Instant, Sleep};
 use tower_service::Service;
 
 use super::{
-    Exhaustion, IDEMPOTENCY_KEY, RetryError, Shared,
+    Exhaustion, RetryError, Shared,
     budget::Budget,
     error::{Cause, Exhausted, in_one_line},
-    policy::Key,
+    kept::Kept,
     purse::{Purses, Said, Verdict},
 };
 use crate::{
-    call::CallMemory,
     gate::{Gate, Place},
     hint,
     outcome::{BoxError, Classify, Purse},
@@ -40,40 +39,6 @@ pub(super) struct Logical<S, B, C> {
     trouble: Option<Box<Trouble>>,
 }
 
-/// What attempts are made of.
-pub(super) struct Kept<B> {
-    /// As the caller gave it. Attempts are clones, so what is written on one never reaches the next.
-    request: Request<B>,
-    /// The one that was made here, where the caller gave none.
-    key: Option<Key>,
-    memory: CallMemory,
-}
-
-impl<B: Clone> Kept<B> {
-    pub(super) fn new(request: Request<B>) -> Self {
-        // A request that comes with a memory keeps its age.
-        let memory = request.extensions().get::<CallMemory>().cloned().unwrap_or_default();
-        Kept { request, key: None, memory }
-    }
-
-    /// Another attempt. Its key is made with the first.
-    pub(super) fn attempt(&mut self, shared: &Shared) -> Request<B> {
-        let mut attempt = self.request.clone();
-        let unsafe_method = matches!(*attempt.method(), Method::POST | Method::PATCH);
-        if unsafe_method && shared.policy.idempotency_key {
-            if let Entry::Vacant(place) = attempt.headers_mut().entry(&IDEMPOTENCY_KEY) {
-                place.insert(self.key.get_or_insert_with(|| shared.dice.key()).header());
-            }
-        }
-        attempt.extensions_mut().insert(self.memory.clone());
-        attempt
-    }
-
-    fn idempotency_key(&self) -> Option<HeaderValue> {
-        let made = self.key.map(Key::header);
-        made.or_else(|| self.request.headers().get(&IDEMPOTENCY_KEY).cloned())
-    }
-}
 /// What has gone wrong so far.
 #[derive(Default)]
 struct Trouble {
@@ -110,7 +75,7 @@ where
 {
     /// Makes a further attempt. The service is ready.
     fn call(&mut self) -> S::Future {
-        self.service.call(self.kept.attempt(&self.shared))
+        self.service.call(self.kept.again(&self.shared))
     }
 
     fn weigh(&mut self, result: Result<S::Response, S::Error>) -> Weighed<S::Response, S::Error> {
@@ -165,7 +130,7 @@ where
         let trouble = *self.trouble.unwrap_or_default();
         Exhausted {
             idempotency_key: self.kept.idempotency_key(),
-            request: self.kept.request,
+            request: self.kept.into_request(),
             first: trouble.first.unwrap_or_else(|| failure.cause.clone()),
             last: failure.cause,
             counts: trouble.purses.counts,

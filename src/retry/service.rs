@@ -10,7 +10,7 @@ use http::Request;
 use tokio::time::Instant;
 use tower_service::Service;
 
-use super::{RetryError, RetryFuture, Shared, future::Kept};
+use super::{RetryError, RetryFuture, Shared, kept::Kept};
 use crate::outcome::{BoxError, Classify, Stamped};
 
 /// Retries what may pass. Made by [`RateLimitRetryLayer`](super::RateLimitRetryLayer).
@@ -58,8 +58,8 @@ where
             }
         });
         let began = Instant::now();
-        let mut kept = Kept::new(request);
-        let attempt = self.inner.call(kept.attempt(&self.shared));
+        let (attempt, kept) = Kept::first(request, &self.shared);
+        let attempt = self.inner.call(attempt);
         // The one that was called goes with the request; the clone, which is not ready, stays, and knows what the other has learnt.
         let clone = self.inner.clone();
         let called = mem::replace(&mut self.inner, clone);
