@@ -1,6 +1,7 @@
 //! The members of one model family, and the line of calls that wait for one of them.
 
 use std::{
+    cell::LazyCell,
     fmt,
     sync::{
         Arc,
@@ -9,6 +10,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use tokio::time::Instant;
 use tower_service::Service;
 
 use super::{
@@ -95,7 +97,9 @@ impl<M> Fleet<M> {
         M: Service<Req> + Clone,
     {
         let mut open = Open::of(&self.members, asks);
-        while let Some(picked) = pick(open.as_slice(), |i| self.members[i].org.load()) {
+        // Two loads are weighed at one time.
+        let now = LazyCell::new(Instant::now);
+        while let Some(picked) = pick(open.as_slice(), |i| self.members[i].org.load_at(|| *now)) {
             let member = &self.members[picked];
             match member.ask(slot) {
                 Asked::Called(future, seat) => return Some(Bound::Called(future, seat)),
@@ -114,14 +118,13 @@ impl<M> Fleet<M> {
     /// comes and never dissolve, though slots are free. Nobody starves by it: whatever a member that was pending has next is
     /// given to one who waits, so whoever finds nothing when it comes, because newcomers took the rest of what was plentiful,
     /// is first for what comes then.
-    fn try_bind<Req>(&self, ticket: Option<Ticket>, slot: &mut Option<Req>) -> Option<Bound<M, M::Future, M::Error>>
+    fn try_bind<Req>(&self, is_its_turn: bool, slot: &mut Option<Req>) -> Option<Bound<M, M::Future, M::Error>>
     where
         M: Service<Req> + Clone,
     {
-        match ticket {
-            Some(ticket) if !self.queue.may_try(ticket) => None,
-            None if self.queue.has_uncalled() => None,
-            None if !self.queue.is_empty() => self.ask(Member::is_plentiful, slot),
+        match is_its_turn {
+            false if self.queue.has_uncalled() => None,
+            false if !self.queue.is_empty() => self.ask(Member::is_plentiful, slot),
             _ => self.ask(Member::is_open, slot),
         }
     }
@@ -143,11 +146,13 @@ impl<M> Fleet<M> {
                 place.give_up(self);
                 return Poll::Ready(Bound::NoneLeft(NoOrgLeft::of(self.members.iter().map(|member| &member.org))));
             }
-            if let Some(bound) = self.try_bind(place.ticket, slot) {
-                self.bound(place, &bound);
-                return Poll::Ready(bound);
+            if place.ticket.is_none_or(|ticket| self.queue.may_try_or_waits(ticket, cx.waker())) {
+                if let Some(bound) = self.try_bind(place.ticket.is_some(), slot) {
+                    self.bound(place, &bound);
+                    return Poll::Ready(bound);
+                }
+                self.queue.wait(&mut place.ticket, place.age, cx.waker());
             }
-            self.queue.wait(&mut place.ticket, place.age, cx.waker());
             if !self.has_news() {
                 return Poll::Pending;
             }

@@ -115,22 +115,18 @@ where
 
 /// Writes into the answer who served it, and draws from it what concerns the choice of orgs.
 fn sign<RB>(response: &mut Response<RB>, org: Org) {
-    let outcome = Classify::<_, Error>::classify(&ByStatus, Ok(response));
-    judge(&org, outcome, Some(response.status()));
-    let held_below = outcome.class != Class::Ok && org.is_held();
-    let extensions = response.extensions_mut();
-    match extensions.get_mut::<Stamp>() {
-        Some(stamp) => {
-            stamp.org = Some(org);
-            stamp.held_below = held_below;
-        }
-        None => {
-            let mut stamp = Stamp::new(outcome);
-            stamp.org = Some(org);
-            stamp.held_below = held_below;
-            extensions.insert(stamp);
-        }
+    let status = response.status();
+    let write = |stamp: &mut Stamp| {
+        judge(&org, stamp.outcome, Some(status));
+        stamp.held_below = stamp.outcome.class != Class::Ok && org.is_held();
+        stamp.org = Some(org);
+    };
+    if let Some(stamp) = response.extensions_mut().get_mut::<Stamp>() {
+        return write(stamp);
     }
+    let mut stamp = Stamp::new(Classify::<_, Error>::classify(&ByStatus, Ok(response)));
+    write(&mut stamp);
+    response.extensions_mut().insert(stamp);
 }
 
 fn signed(error: BoxError, org: &Org) -> Error {

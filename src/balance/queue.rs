@@ -42,9 +42,17 @@ impl Queue {
         self.uncalled.load(SeqCst) > 0
     }
 
-    /// Whether whoever waits with this ticket may try to claim.
-    pub(crate) fn may_try(&self, ticket: Ticket) -> bool {
-        self.lock().may_try(Some(ticket))
+    /// Whether whoever waits with this ticket may try to claim; else it waits on, with this waker.
+    pub(crate) fn may_try_or_waits(&self, ticket: Ticket, waker: &Waker) -> bool {
+        let mut line = self.lock();
+        if line.may_try(Some(ticket)) {
+            return true;
+        }
+        let old_waker = line.wait(&mut Some(ticket), 0, waker);
+        self.note(&line);
+        drop(line);
+        drop(old_waker);
+        false
     }
 
     /// Takes or keeps a place.

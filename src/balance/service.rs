@@ -27,7 +27,7 @@ pub struct OrgBalance<M> {
     /// The memory of the last call made through this instance: while that call lives on, its next attempt passes.
     last: Option<CallMemory>,
     /// The fleet asked last: most callers keep to one family.
-    fleet: Option<(Family, Arc<Fleet<M>>)>,
+    fleet: Option<(Option<Family>, Arc<Fleet<M>>)>,
 }
 
 impl<M> OrgBalance<M> {
@@ -39,16 +39,17 @@ impl<M> OrgBalance<M> {
     where
         M: Clone,
     {
-        let default = Family::default();
-        let family = family.unwrap_or(&default);
         match &mut self.fleet {
-            Some((last, fleet)) if last == family => {
+            Some((last, fleet)) if last.as_ref() == family => {
                 fleet.refresh();
                 fleet.clone()
             }
             _ => {
-                let fleet = self.table.fleet(family);
-                self.fleet = Some((family.clone(), fleet.clone()));
+                let fleet = match family {
+                    Some(family) => self.table.fleet(family),
+                    None => self.table.fleet(&Family::default()),
+                };
+                self.fleet = Some((family.cloned(), fleet.clone()));
                 fleet
             }
         }

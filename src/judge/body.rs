@@ -29,12 +29,13 @@ pub struct Answer<B> {
 }
 
 enum State<B> {
-    Whole { bytes: Option<Bytes>, trailers: Option<HeaderMap> },
+    // Trailers are rare and large, so on the heap.
+    Whole { bytes: Option<Bytes>, trailers: Option<Box<HeaderMap>> },
     Stream { read: VecDeque<Bytes>, rest: B, watch: Watch },
 }
 
 impl<B> Answer<B> {
-    pub(super) fn whole(bytes: Bytes, trailers: Option<HeaderMap>) -> Self {
+    pub(super) fn whole(bytes: Bytes, trailers: Option<Box<HeaderMap>>) -> Self {
         Answer { body: State::Whole { bytes: Some(bytes), trailers } }
     }
 
@@ -90,7 +91,7 @@ where
         match &mut self.body {
             State::Whole { bytes, trailers } => {
                 let data = bytes.take().filter(|bytes| !bytes.is_empty()).map(Frame::data);
-                Poll::Ready(data.or_else(|| trailers.take().map(Frame::trailers)).map(Ok))
+                Poll::Ready(data.or_else(|| trailers.take().map(|trailers| Frame::trailers(*trailers))).map(Ok))
             }
             State::Stream { read, rest, watch } => {
                 let frame = match read.pop_front() {

@@ -118,19 +118,21 @@ where
 {
     fn poll_exchange(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Response<Answer<RB>>, Error>> {
         let mut this = self.project();
-        if let Some(head) = this.head.as_mut().as_pin_mut() {
-            let head = ready!(head.poll(cx));
-            this.head.set(None);
-            match head {
-                Ok(response) => *this.gathering = Some(Gathering::new(response, this.rules)),
-                Err(error) => return Poll::Ready(Err(read::fault(error.into()))),
-            }
-        }
-        let mut gathering = this.gathering.take().expect("not polled again after it has given its answer");
+        let Some(head) = this.head.as_mut().as_pin_mut() else {
+            let gathering = this.gathering.as_mut().expect("not polled again after it has given its answer");
+            let end = ready!(gathering.poll(cx, this.rules));
+            let gathering = this.gathering.take().expect("it was polled");
+            return Poll::Ready(gathering.ended(end, this.rules));
+        };
+        let head = ready!(head.poll(cx));
+        this.head.set(None);
+        let mut gathering = match head {
+            Ok(response) => Gathering::new(response, this.rules),
+            Err(error) => return Poll::Ready(Err(read::fault(error.into()))),
+        };
+        // Most bodies are there at once: what is large is put by only where it has to wait.
         match gathering.poll(cx, this.rules) {
-            Poll::Ready(Ok(End::Whole)) => Poll::Ready(Ok(gathering.whole(this.rules))),
-            Poll::Ready(Ok(End::HandOn)) => Poll::Ready(Ok(gathering.hand_on())),
-            Poll::Ready(Err(error)) => Poll::Ready(gathering.broken(this.rules, error)),
+            Poll::Ready(end) => Poll::Ready(gathering.ended(end, this.rules)),
             Poll::Pending => {
                 *this.gathering = Some(gathering);
                 Poll::Pending
@@ -142,12 +144,14 @@ where
 /// An answer whose body is read to its end, if that comes before the ceiling.
 struct Gathering<B> {
     head: response::Parts,
-    arrived: Instant,
+    /// Of a refusal alone: its hints count from then.
+    arrived: Option<Instant>,
     outcome: Outcome,
     wanted: bool,
     body: B,
     read: Read,
-    trailers: Option<HeaderMap>,
+    // Rare and large, so on the heap.
+    trailers: Option<Box<HeaderMap>>,
     /// The part that would not go under the ceiling.
     beyond: Option<Bytes>,
 }
@@ -166,8 +170,8 @@ where
 {
     fn new(response: Response<B>, rules: &Rules) -> Self {
         let (head, body) = response.into_parts();
-        let arrived = Instant::now();
         let outcome = Outcome::of_head(head.status, &head.headers, rules.hint_ceiling);
+        let arrived = (outcome.class == Class::Throttled).then(Instant::now);
         let announced = read::content_length(&head.headers).unwrap_or(0).max(body.size_hint().lower());
         // What ends at once is whole, whatever it announces: the answer to a HEAD gives the length of another one's body.
         let wanted = rules.gathers(head.status) && (announced <= rules.ceiling || body.is_end_stream());
@@ -186,10 +190,19 @@ where
                     return Poll::Ready(Ok(End::HandOn));
                 }
                 Ok(data) => self.read.push(data),
-                Err(other) => self.trailers = other.into_trailers().ok().or(self.trailers.take()),
+                Err(other) => self.trailers = other.into_trailers().ok().map(Box::new).or(self.trailers.take()),
             }
         }
         Poll::Ready(Ok(End::Whole))
+    }
+
+    #[inline]
+    fn ended(self, end: Result<End, BoxError>, rules: &Rules) -> Result<Response<Answer<B>>, Error> {
+        match end {
+            Ok(End::Whole) => Ok(self.whole(rules)),
+            Ok(End::HandOn) => Ok(self.hand_on()),
+            Err(error) => self.broken(rules, error),
+        }
     }
 
     /// The rest was lost with `error`: that is no answer, unless the head has said already that it is a refusal.
@@ -205,7 +218,7 @@ where
     fn whole(self, rules: &Rules) -> Response<Answer<B>> {
         let Gathering { mut head, arrived, mut outcome, read, trailers, .. } = self;
         let mut body = read.own();
-        if outcome.class == Class::Throttled {
+        if let Some(arrived) = arrived {
             let header = outcome.not_before.map(|at| at.saturating_duration_since(arrived));
             let text =
                 hint::from_text(&String::from_utf8_lossy(&body[..body.len().min(HINT_TEXT)]), rules.hint_ceiling);

@@ -119,10 +119,15 @@ impl Org {
     /// limiter the bare number of calls stands for the first.
     #[must_use]
     pub fn load(&self) -> f64 {
+        self.load_at(Instant::now)
+    }
+
+    /// The same at a time that is asked for only where it matters, once or twice.
+    pub(crate) fn load_at(&self, now: impl Fn() -> Instant) -> f64 {
         let busy = self.board.in_flight() as f64 + 1.0;
         let share = f64::from_bits(self.board.share.load(Relaxed));
         // Headroom decides between orgs that are about equally busy.
-        busy / share + 0.1 * (1.0 - self.board.headroom()) + self.penalty()
+        busy / share + 0.1 * (1.0 - self.board.headroom(&now)) + self.board.penalty(&now)
     }
 
     /// The least fraction left of any of its quotas, `0.0..=1.0`. It comes back by itself, as fast as the quota does, so
@@ -131,8 +136,8 @@ impl Org {
     #[must_use]
     pub fn headroom(&self) -> f64 {
         match self.whole {
-            false => self.board.headroom(),
-            true => self.boards().iter().map(|board| board.headroom()).fold(1.0, f64::min),
+            false => self.board.headroom(Instant::now),
+            true => self.boards().iter().map(|board| board.headroom(Instant::now)).fold(1.0, f64::min),
         }
     }
 
@@ -244,7 +249,7 @@ impl Org {
     /// What is left now, and how much comes back in a second.
     pub(crate) fn write_headroom(&self, headroom: f64, per_second: f64) {
         let board = &self.board;
-        board.headroom_at.store(board.since_birth(), Relaxed);
+        board.headroom_at.store(board.since_birth(Instant::now()), Relaxed);
         board.headroom_rate.store(per_second.to_bits(), Relaxed);
         board.headroom.store(headroom.clamp(0.0, 1.0).to_bits(), Relaxed);
     }
@@ -265,24 +270,10 @@ impl Org {
 
     pub(crate) fn add_penalty(&self) {
         let board = &self.board;
-        let grown = (self.penalty() + 1.0).min(PENALTY_MAX);
-        board.penalty_at.store(board.since_birth(), Relaxed);
+        let now = Instant::now();
+        let grown = (board.penalty(|| now) + 1.0).min(PENALTY_MAX);
+        board.penalty_at.store(board.since_birth(now), Relaxed);
         board.penalty.store(grown.to_bits(), Relaxed);
-    }
-
-    fn penalty(&self) -> f64 {
-        let board = &self.board;
-        let last = f64::from_bits(board.penalty.load(Relaxed));
-        if last == 0.0 {
-            return 0.0;
-        }
-        let age = Duration::from_nanos(board.since_birth().saturating_sub(board.penalty_at.load(Relaxed)));
-        let now = last * (-age.as_secs_f64() / PENALTY_HALF_LIFE.as_secs_f64()).exp2();
-        if now < 0.01 {
-            board.penalty.store(0, Relaxed);
-            return 0.0;
-        }
-        now
     }
 
     /// Changes what is set in `tuning`, for all model families: those that are live, at once, and those that come later.
@@ -376,21 +367,36 @@ impl Board {
         })
     }
 
-    fn since_birth(&self) -> u64 {
-        let nanos = Instant::now().saturating_duration_since(self.born).as_nanos();
+    fn since_birth(&self, now: Instant) -> u64 {
+        let nanos = now.saturating_duration_since(self.born).as_nanos();
         u64::try_from(nanos).unwrap_or(u64::MAX)
+    }
+
+    /// Half of it is gone after every half-life; in the end all.
+    fn penalty(&self, now: impl Fn() -> Instant) -> f64 {
+        let last = f64::from_bits(self.penalty.load(Relaxed));
+        if last == 0.0 {
+            return 0.0;
+        }
+        let age = Duration::from_nanos(self.since_birth(now()).saturating_sub(self.penalty_at.load(Relaxed)));
+        let left = last * (-age.as_secs_f64() / PENALTY_HALF_LIFE.as_secs_f64()).exp2();
+        if left < 0.01 {
+            self.penalty.store(0, Relaxed);
+            return 0.0;
+        }
+        left
     }
 
     fn hold(&self, now: Instant) -> Option<Hold> {
         lock(&self.slow).hold.filter(|hold| hold.until > now)
     }
 
-    fn headroom(&self) -> f64 {
+    fn headroom(&self, now: impl Fn() -> Instant) -> f64 {
         let last = f64::from_bits(self.headroom.load(Relaxed));
         if last >= 1.0 {
             return last;
         }
-        let age = Duration::from_nanos(self.since_birth().saturating_sub(self.headroom_at.load(Relaxed)));
+        let age = Duration::from_nanos(self.since_birth(now()).saturating_sub(self.headroom_at.load(Relaxed)));
         (last + f64::from_bits(self.headroom_rate.load(Relaxed)) * age.as_secs_f64()).min(1.0)
     }
 

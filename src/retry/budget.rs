@@ -32,6 +32,11 @@ impl Budget {
         Budget { ratio, per_second, capacity, tokens: capacity, at: now }
     }
 
+    /// Whether nothing that is brought makes a difference, now or later.
+    pub(crate) fn is_full(&self) -> bool {
+        self.tokens >= self.capacity
+    }
+
     /// A first attempt was made.
     pub(crate) fn deposit(&mut self, now: Instant) {
         self.add(self.ratio, now);

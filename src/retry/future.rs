@@ -9,19 +9,19 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use http::{HeaderValue, Method, Request};
+use http::Request;
 use pin_project_lite::pin_project;
 use tokio::time::{Instant, Sleep};
 use tower_service::Service;
 
 use super::{
-    Exhaustion, IDEMPOTENCY_KEY, RetryError, Shared,
+    Exhaustion, RetryError, Shared,
     budget::Budget,
     error::{Cause, Exhausted, in_one_line},
+    kept::Kept,
     purse::{Purses, Said, Verdict},
 };
 use crate::{
-    call::CallMemory,
     gate::{Gate, Place},
     hint,
     outcome::{BoxError, Classify, Purse},
@@ -33,10 +33,7 @@ pub(super) struct Logical<S, B, C> {
     service: S,
     classifier: C,
     shared: Arc<Shared>,
-    /// As the caller gave it. Attempts are clones, so what is written on one never reaches the next.
-    request: Request<B>,
-    key: Option<HeaderValue>,
-    memory: CallMemory,
+    kept: Kept<B>,
     began: Instant,
     /// On the heap and only once something has gone wrong: most requests never need it, and every one is moved about.
     trouble: Option<Box<Trouble>>,
@@ -76,24 +73,9 @@ where
     B: Clone,
     C: Classify<S::Response, S::Error>,
 {
-    pub(super) fn new(service: S, classifier: C, shared: Arc<Shared>, request: Request<B>) -> Self {
-        let key = request.headers().get(&IDEMPOTENCY_KEY).cloned().or_else(|| {
-            let unsafe_method = request.method() == Method::POST || request.method() == Method::PATCH;
-            (unsafe_method && shared.policy.idempotency_key).then(|| shared.dice.key())
-        });
-        // A request that comes with a memory keeps its age.
-        let memory = request.extensions().get::<CallMemory>().cloned().unwrap_or_default();
-        Logical { service, classifier, shared, request, key, memory, began: Instant::now(), trouble: None }
-    }
-
-    /// Makes an attempt. The service is ready.
-    pub(super) fn call(&mut self) -> S::Future {
-        let mut attempt = self.request.clone();
-        if let Some(key) = &self.key {
-            attempt.headers_mut().entry(&IDEMPOTENCY_KEY).or_insert_with(|| key.clone());
-        }
-        attempt.extensions_mut().insert(self.memory.clone());
-        self.service.call(attempt)
+    /// Makes a further attempt. The service is ready.
+    fn call(&mut self) -> S::Future {
+        self.service.call(self.kept.again(&self.shared))
     }
 
     fn weigh(&mut self, result: Result<S::Response, S::Error>) -> Weighed<S::Response, S::Error> {
@@ -147,8 +129,8 @@ where
     fn exhausted(self, reason: Exhaustion, failure: Failure) -> Exhausted<Request<B>> {
         let trouble = *self.trouble.unwrap_or_default();
         Exhausted {
-            request: self.request,
-            idempotency_key: self.key,
+            idempotency_key: self.kept.idempotency_key(),
+            request: self.kept.into_request(),
             first: trouble.first.unwrap_or_else(|| failure.cause.clone()),
             last: failure.cause,
             counts: trouble.purses.counts,
@@ -209,7 +191,16 @@ impl<S, B, C> RetryFuture<S, B, C>
 where
     S: Service<Request<B>>,
 {
-    pub(super) fn new(logical: Logical<S, B, C>, attempt: S::Future) -> Self {
+    /// The first attempt is made, by this very service.
+    pub(super) fn new(
+        service: S,
+        classifier: C,
+        shared: Arc<Shared>,
+        kept: Kept<B>,
+        began: Instant,
+        attempt: S::Future,
+    ) -> Self {
+        let logical = Logical { service, classifier, shared, kept, began, trouble: None };
         RetryFuture { logical: Some(logical), step: Step::Calling { attempt } }
     }
 }

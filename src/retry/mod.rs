@@ -22,7 +22,7 @@
 //! The *budget* keeps retries after errors from outgrowing traffic when everybody fails: each first attempt brings 0.2 of a
 //! token, each second ten, each such retry takes one. An empty budget delays a retry, it never fails it.
 //!
-//! The kept request is the caller's: each attempt is a clone with two additions, a [`CallMemory`](crate::call::CallMemory)
+//! The kept request is the caller's: each attempt is that with two additions, a [`CallMemory`](crate::call::CallMemory)
 //! (so that it keeps its place in line) and an `idempotency-key`, the same over all attempts; the caller's own if it set one.
 //! It is an `http::Request<B>` with `B: Clone`; the answer and the error may be anything that the classifier understands.
 //!
@@ -63,6 +63,7 @@
 mod budget;
 mod error;
 mod future;
+mod kept;
 mod layer;
 mod policy;
 mod purse;

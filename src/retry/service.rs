@@ -7,9 +7,10 @@ use std::{
 };
 
 use http::Request;
+use tokio::time::Instant;
 use tower_service::Service;
 
-use super::{RetryError, RetryFuture, Shared, future::Logical};
+use super::{RetryError, RetryFuture, Shared, kept::Kept};
 use crate::outcome::{BoxError, Classify, Stamped};
 
 /// Retries what may pass. Made by [`RateLimitRetryLayer`](super::RateLimitRetryLayer).
@@ -51,13 +52,18 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The readied one goes with the request; the clone, which is not ready, stays.
+        self.shared.budget.update_by(|law, clock| {
+            if !law.is_full() {
+                law.deposit(clock.read());
+            }
+        });
+        let began = Instant::now();
+        let (attempt, kept) = Kept::first(request, &self.shared);
+        let attempt = self.inner.call(attempt);
+        // The one that was called goes with the request; the clone, which is not ready, stays, and knows what the other has learnt.
         let clone = self.inner.clone();
-        let ready = mem::replace(&mut self.inner, clone);
-        self.shared.budget.update(|law, now| law.deposit(now));
-        let mut logical = Logical::new(ready, self.classifier.clone(), self.shared.clone(), request);
-        let attempt = logical.call();
-        RetryFuture::new(logical, attempt)
+        let called = mem::replace(&mut self.inner, clone);
+        RetryFuture::new(called, self.classifier.clone(), self.shared.clone(), kept, began, attempt)
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use http::{Request, Response};
+use http::{HeaderValue, Method, Request, Response, Version};
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok, task};
 use tower_layer::Layer;
 use tower_service::Service;
@@ -19,7 +19,7 @@ use super::*;
 use crate::{
     call::CallMemory,
     gate::Admission,
-    org::Org,
+    org::{Family, Org},
     outcome::{ByStatus, Class, Error, Outcome, Stamped},
 };
 
@@ -82,6 +82,51 @@ async fn every_attempt_carries_the_one_memory_which_lives_as_long_as_the_request
         assert_eq!(attempt.extensions().get::<CallMemory>().unwrap().age_or(|| 99), 41);
     }
     assert!(!first.is_live(), "a finished future that is still held keeps nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_further_attempt_and_the_request_that_comes_back_are_as_the_caller_gave_it() {
+    #[derive(Clone, Debug, PartialEq)]
+    struct Foreign(u8);
+
+    let lines = |request: &Request<()>| {
+        let lines = request.headers().iter().map(|(name, value)| (name.clone(), value.clone(), value.is_sensitive()));
+        lines.collect::<Vec<_>>()
+    };
+    for foreign in [None, Some(Foreign(7))] {
+        for (family, memory) in [(false, false), (true, false), (false, true), (true, true)] {
+            let given = || {
+                let mut secret = HeaderValue::from_static("secret");
+                secret.set_sensitive(true);
+                let mut given = Request::patch("https://host/path?query").version(Version::HTTP_2);
+                for (name, value) in [("b", "1"), ("a", "2"), ("b", "3"), ("accept", "4")] {
+                    given = given.header(name, value);
+                }
+                let mut given = given.header("c", secret).body(()).unwrap();
+                foreign.clone().map(|foreign| given.extensions_mut().insert(foreign));
+                family.then(|| given.extensions_mut().insert(Family::new("haiku")));
+                memory.then(|| given.extensions_mut().insert(CallMemory::new()));
+                given
+            };
+            let script = Script::new(&[500, 500]);
+            let mut service = layer(|l| l.max_attempts(2)).layer(script.clone());
+            let back = service.call(given()).await.unwrap_err().into_request().unwrap();
+            let seen = script.seen.lock().unwrap();
+            let [first, second] = seen.as_slice() else { panic!("two attempts") };
+            assert_eq!(lines(first), lines(second));
+            assert_eq!(lines(&back), lines(&given()));
+            assert_eq!(lines(first)[..5], lines(&given()));
+            assert_eq!(lines(first)[5].0, "idempotency-key");
+            for request in [first, second, &back] {
+                assert_eq!((request.method(), request.version()), (&Method::PATCH, Version::HTTP_2));
+                assert_eq!(request.uri(), "https://host/path?query");
+                assert_eq!(request.extensions().get(), foreign.as_ref());
+                assert_eq!(request.extensions().get::<Family>().is_some(), family);
+            }
+            assert_eq!(back.extensions().get::<CallMemory>().is_some(), memory);
+            assert_eq!(first.extensions().len(), second.extensions().len());
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
