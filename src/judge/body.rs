@@ -63,7 +63,6 @@ impl<B> Answer<B> {
     ///
     /// # Errors
     /// Gives the answer back, untouched, where [`bytes`](Self::bytes) is `None`.
-    #[expect(clippy::result_large_err, reason = "it gives the answer back, as it is")]
     pub fn into_bytes(mut self) -> Result<Bytes, Self> {
         match &mut self.body {
             State::Whole { bytes, .. } => bytes.take().ok_or(self),
