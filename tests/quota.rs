@@ -4,23 +4,30 @@
 mod support;
 
 use std::{
+    error::Error as _,
     io,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
     task::Poll,
     time::{Duration, SystemTime},
 };
 
+use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
+use http_body_util::Full;
 use support::{Probe, Reply, Script, Step, answer, ask};
 use tokio::time::{Instant, advance, sleep};
 use tokio_test::{assert_pending, assert_ready, task};
-use tower::{Layer, Service, ServiceExt};
+use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_quota::{
     dialect::{Anthropic, Azure, Detect, NoHeaders, OpenAi, Plain, ReadQuota, Readings, Resource},
+    judge::JudgeLayer,
     org::Org,
     outcome::{Class, Outcome, Stamp, Usage},
-    quota::{Cost, Estimate, QuotaHeader, QuotaHeaderLayer},
+    quota::{Cost, Estimate, QuotaHeader, QuotaHeaderLayer, TooLarge},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -579,4 +586,124 @@ fn what_is_sent_between_tasks_can_be() {
     {
     }
     future(&service);
+}
+
+// What was never sent, what is lost, and what can never be.
+
+fn asking(tokens: f64) -> Request<Full<Bytes>> {
+    let cost = Cost::tokens(Some(tokens), Some(0.0));
+    Request::builder().extension(cost).body(Full::default()).unwrap()
+}
+
+fn left(org: &Org) -> (f64, f64) {
+    let quota = org.snapshot().quota;
+    let of = |resource| quota.iter().find(|one| one.resource == resource).unwrap().remaining;
+    (of(Resource::Requests), of(Resource::Tokens))
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_found_no_connection_is_given_back_and_what_may_have_arrived_is_not() {
+    type Row = (fn() -> io::Error, bool);
+    let rows: [Row; 6] = [
+        (|| io::ErrorKind::ConnectionRefused.into(), true),
+        (|| io::ErrorKind::NetworkUnreachable.into(), true),
+        (|| io::Error::from_raw_os_error(24), true),
+        (|| io::ErrorKind::ConnectionReset.into(), false),
+        (|| io::ErrorKind::TimedOut.into(), false),
+        (|| io::ErrorKind::BrokenPipe.into(), false),
+    ];
+    for (fails, given_back) in rows {
+        let org = Org::new("a");
+        // Tells a quota of a hundred requests and 10,001 tokens; then fails.
+        let told = Arc::new(AtomicBool::new(false));
+        let client = service_fn(move |_: Request<Full<Bytes>>| {
+            let first = !told.swap(true, Relaxed);
+            async move {
+                if !first {
+                    return Err(fails());
+                }
+                let answer = Response::builder()
+                    .header("anthropic-ratelimit-requests-limit", "1")
+                    .header("anthropic-ratelimit-requests-remaining", "100")
+                    .header("anthropic-ratelimit-tokens-limit", "1")
+                    .header("anthropic-ratelimit-tokens-remaining", "10001");
+                Ok::<_, io::Error>(answer.body(Full::new(Bytes::new())).unwrap())
+            }
+        });
+        let service = QuotaHeaderLayer::new(&org).layer(JudgeLayer::new().layer(client));
+        service.clone().oneshot(asking(1.0)).await.unwrap();
+        let before = left(&org);
+        let error = service.oneshot(asking(1_000.0)).await.unwrap_err();
+        let after = left(&org);
+        let spent = (before.0 - after.0, before.1 - after.1);
+        let expected = if given_back { (0.0, 0.0) } else { (1.0, 1_000.0) };
+        assert!((spent.0 - expected.0).abs() < 0.1 && (spent.1 - expected.1).abs() < 0.1, "{error:?}: {spent:?}");
+        assert_eq!(error.stamp().unsent, given_back, "{error:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_larger_than_a_hard_limit_ends_at_once_and_is_not_sent() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = calls.clone();
+    let client = service_fn(move |_: Request<Full<Bytes>>| {
+        counted.fetch_add(1, Relaxed);
+        async { Ok::<_, tower::BoxError>(Response::new(Full::new(Bytes::new()))) }
+    });
+    let org = Org::new("a");
+    let service =
+        QuotaHeaderLayer::new(&org).hard_limit(Resource::InputTokens, 1_000.0).layer(JudgeLayer::new().layer(client));
+    for (tokens, sent) in [(999.0, true), (1_000.0, true), (1_001.0, false), (1e12, false)] {
+        let before = calls.load(Relaxed);
+        let result = service.clone().oneshot(asking(tokens)).await;
+        assert_eq!(calls.load(Relaxed) - before, usize::from(sent), "{tokens}");
+        let Err(error) = result else { continue };
+        assert_eq!(error.class(), Class::TooLarge);
+        let too_large = error.source().unwrap().downcast_ref::<TooLarge>().unwrap();
+        assert_eq!((too_large.resource(), too_large.limit()), (Resource::InputTokens, 1_000.0));
+        assert!(too_large.to_string().contains("no more than 1000"), "{too_large}");
+    }
+    // An estimate may be four times too high before answers have told; then nothing is refused that might fit.
+    let body = |bytes: usize| Request::new(Full::new(Bytes::from(vec![b' '; bytes])));
+    assert!(service.clone().oneshot(body(16_000)).await.is_ok());
+    assert_eq!(service.oneshot(body(16_008)).await.unwrap_err().class(), Class::TooLarge);
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_errors_are_of_another_kind_the_provider_says_what_is_too_large() {
+    let client = service_fn(async |_: Request<Full<Bytes>>| Ok::<_, io::Error>(Response::new(())));
+    let service = QuotaHeaderLayer::new(&Org::new("a")).hard_limit(Resource::Tokens, 1.0).layer(client);
+    assert!(service.oneshot(asking(1_000.0)).await.is_ok());
+    let client = service_fn(async |_: Request<Full<Bytes>>| Ok::<_, tower::BoxError>(Response::new(())));
+    let service = QuotaHeaderLayer::new(&Org::new("a")).hard_limit(Resource::Tokens, 1.0).layer(client);
+    let error = service.oneshot(asking(1_000.0)).await.unwrap_err();
+    assert!(error.is::<tower_quota::outcome::Error>(), "a box holds it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_handle_says_which_resource_binds_and_how_good_estimates_are() {
+    let org = Org::new("a");
+    let client = service_fn(async |_: Request<Full<Bytes>>| {
+        let mut stamp = Stamp::new(Outcome::of(Class::Ok));
+        stamp.usage = Some(Usage::new(50, 10));
+        let answer = Response::builder()
+            .header("anthropic-ratelimit-requests-limit", "60")
+            .header("anthropic-ratelimit-requests-remaining", "40")
+            .header("anthropic-ratelimit-input-tokens-limit", "60000")
+            .header("anthropic-ratelimit-input-tokens-remaining", "101")
+            .extension(stamp);
+        Ok::<_, io::Error>(answer.body(()).unwrap())
+    });
+    let service = QuotaHeaderLayer::new(&org).layer(client);
+    assert!(org.snapshot().binds().is_none(), "nothing is told yet");
+    service.clone().oneshot(asking(100.0)).await.unwrap();
+    let snapshot = org.snapshot();
+    let [requests, input] = &snapshot.quota[..] else { panic!("{snapshot:?}") };
+    assert_eq!((requests.resource, requests.per_minute, requests.capacity), (Resource::Requests, 60.0, 41.0));
+    assert_eq!(requests.said.map(|(said, _)| said), Some(40.0));
+    assert_eq!((input.resource, input.per_minute, input.capacity), (Resource::InputTokens, 60_000.0, 151.0));
+    assert_eq!((input.remaining, requests.reserved, requests.shared), (101.0, 0.0, false));
+    assert_eq!(snapshot.binds().map(|one| one.resource), Some(Resource::InputTokens));
+    drop(service);
+    assert!(org.snapshot().binds().is_none(), "whoever kept the account is gone");
 }

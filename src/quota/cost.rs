@@ -118,7 +118,8 @@ impl Cost {
     note = "for others hand a type that implements `Estimate<{Req}>` to the layer: `.estimate(…)`"
 )]
 pub trait Estimate<Req>: Clone {
-    /// The cost of `request`. Called once per attempt, on the caller's task; must not block.
+    /// The cost of `request`. Called at most once per attempt, on the caller's task; must not block. Not called while no answer
+    /// has told of tokens, unless there is a [hard limit](super::QuotaHeaderLayer::hard_limit).
     fn cost(&self, request: &Req) -> Cost;
 }
 

@@ -1,6 +1,6 @@
 //! The law of one org's quota: a bucket a resource, and a ledger of calls whose answers are still to be believed. Pure.
 
-use std::{collections::VecDeque, task::Waker, time::Duration};
+use std::{collections::VecDeque, ops::Deref, task::Waker, time::Duration};
 
 use tokio::time::Instant;
 
@@ -82,6 +82,22 @@ struct Reference {
 struct Since {
     call: u64,
     corrected: PerResource,
+}
+
+/// What was reserved: the usual cost, since the request is not known yet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grant {
+    cost: PerResource,
+    /// Some bucket counts tokens, so what the request will cost is worth an estimate.
+    pub(crate) meters_tokens: bool,
+}
+
+impl Deref for Grant {
+    type Target = PerResource;
+
+    fn deref(&self) -> &PerResource {
+        &self.cost
+    }
 }
 
 /// What an answer says of its own call.
@@ -452,17 +468,16 @@ impl Quota {
 }
 
 impl Admission for Quota {
-    /// What was reserved: the usual cost, since the request is not known yet.
-    type Grant = PerResource;
+    type Grant = Grant;
 
-    fn admit(&mut self, now: Instant) -> Option<PerResource> {
+    fn admit(&mut self, now: Instant) -> Option<Grant> {
         let now = self.seconds(now);
         if self.opens(now) > now {
             return None;
         }
         let usual = *self.experience.usual();
         self.each(&usual, |bucket, cost| bucket.reserve(cost, now));
-        Some(usual)
+        Some(Grant { cost: usual, meters_tokens: self.meters_tokens })
     }
 
     fn free(&self, now: Instant) -> usize {

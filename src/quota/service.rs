@@ -65,6 +65,8 @@ pub struct QuotaHeader<S, E = ByBody> {
 pub(super) struct Reserved {
     gate: Option<Arc<QuotaGate>>,
     cost: PerResource,
+    /// What the request will cost is worth an estimate.
+    meters_tokens: bool,
     /// What its input was estimated at.
     estimate: Option<f64>,
     /// The call is made, and waits until its cost is covered.
@@ -172,16 +174,18 @@ where
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         ready!(self.inner.poll_ready(cx))?;
         if self.reserved.is_none() {
-            let cost = ready!(self.gate.poll_pass(cx, &mut self.place));
+            let grant = ready!(self.gate.poll_pass(cx, &mut self.place));
             let (gate, reader) = (Some(self.gate.clone()), self.reader.clone());
-            self.reserved = Some(Reserved { gate, cost, estimate: None, unsent: false, reader });
+            let (cost, meters_tokens) = (*grant, grant.meters_tokens);
+            self.reserved = Some(Reserved { gate, cost, meters_tokens, estimate: None, unsent: false, reader });
         }
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let reserved = self.reserved.take().expect("`poll_ready` must say that the call is paced before `call`");
-        let cost = self.estimate.cost(&request);
+        // Where calls alone are counted, nobody need look into a body.
+        let cost = if reserved.meters_tokens || self.hard { self.estimate.cost(&request) } else { Cost::default() };
         if let Some(error) =
             self.hard.then(|| self.gate.look(|quota, _| quota.too_large(&cost))).flatten().and_then(refusal)
         {

@@ -836,9 +836,9 @@ proptest! {
         let (mut reserved, mut waiting, mut flying) = (vec![], vec![], vec![]);
         for act in acts {
             match act {
-                Act::Reserve => reserved.extend(quota.admit(now)),
+                Act::Reserve => reserved.extend(quota.admit(now).map(|grant| *grant)),
                 Act::Call { input, output } => {
-                    if let Some(grant) = reserved.pop().or_else(|| quota.admit(now)) {
+                    if let Some(grant) = reserved.pop().or_else(|| quota.admit(now).map(|grant| *grant)) {
                         match quota.call(&grant, &Cost::tokens(input, output), now) {
                             (_, Ok(call)) => flying.push(call),
                             (price, Err(at)) => {
@@ -1050,7 +1050,7 @@ proptest! {
         let mut rests_on = [(first, law.now - SECOND, 1e9 + 0.5, law.now - SECOND); 2];
         for step in steps {
             match step {
-                Step::Reserve => reserved.extend(law.quota.admit(law.now)),
+                Step::Reserve => reserved.extend(law.quota.admit(law.now).map(|grant| *grant)),
                 Step::GiveBack(nth) if !reserved.is_empty() => {
                     let cost = reserved.swap_remove(nth % reserved.len());
                     law.quota.give_back(&cost, false, law.now);
