@@ -45,7 +45,7 @@
 //!
 //! A number that is negative, not finite or no number is unknown, and so are a limit of 0 and a reset that is zero or past.
 //! Resets have any of the [forms of a wait](crate::hint::parse_span). The waits of refusals (`Retry-After`, `retry-after-ms`,
-//! `x-ms-retry-after-ms`) are no quota: [`hint`](crate::hint) reads them, whatever the dialect.
+//! `x-ms-retry-after-ms`) are no quota: [`hint`] reads them, whatever the dialect.
 //!
 //! # Where an answer says several things of one resource
 //!
