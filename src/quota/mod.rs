@@ -20,6 +20,8 @@
 //! - Which headers tell it is a matter of the provider's [dialect](crate::dialect), known from each answer unless
 //!   [told](QuotaHeaderLayer::dialect).
 //!
+//! `docs/quotas.md` explains the law in plain words, with pictures made by the simulation.
+//!
 //! **Readiness:** `Ready` is a reservation, taken off what is left. A clone starts without one.
 //!
 //! **Cancel safety:** a reservation that is not sent is given back. A call that was sent counts as made until an answer
