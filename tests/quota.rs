@@ -344,16 +344,14 @@ async fn what_an_answer_does_not_mention_is_unchanged() {
     );
     let (org, layer, probe) = told(first).await;
     assert_eq!(org.headroom(), 0.0, "the output is spent");
-    let mut call = task::spawn({
-        let mut service = metered(&layer, &probe);
-        // Nothing is known of what calls use, so nothing waits for output.
-        assert_ready!(poll(&mut service)).unwrap();
-        service.call(ask())
-    });
+    assert_pending!(poll(&mut metered(&layer, &probe)), "what calls use is not known, but not nothing");
+    advance(10 * SECOND).await;
+    let before = org.headroom();
+    let mut call = task::spawn(readied(&layer, &probe).call(ask()));
     assert_pending!(call.poll());
     probe.release(1, Ok(answer(404, &[])));
     assert_ready!(call.poll()).unwrap();
-    assert_eq!(org.headroom(), 0.0);
+    assert_eq!(org.headroom(), before);
 }
 
 #[tokio::test(start_paused = true)]
@@ -633,7 +631,7 @@ async fn what_found_no_connection_is_given_back_and_what_may_have_arrived_is_not
         let service = QuotaHeaderLayer::new(&org).layer(JudgeLayer::new().layer(client));
         service.clone().oneshot(asking(1.0)).await.unwrap();
         let before = left(&org);
-        let error = service.oneshot(asking(1_000.0)).await.unwrap_err();
+        let error = service.clone().oneshot(asking(1_000.0)).await.unwrap_err();
         let after = left(&org);
         let spent = (before.0 - after.0, before.1 - after.1);
         let expected = if given_back { (0.0, 0.0) } else { (1.0, 1_000.0) };

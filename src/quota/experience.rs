@@ -39,25 +39,21 @@ pub(super) struct Experience {
 
 impl Experience {
     pub(super) fn new(quantile: f64) -> Self {
-        let mut first = price(FIRST_INPUT, FIRST_OUTPUT);
-        let large = first;
-        for resource in Resource::TOKENS {
-            first[resource.index()] = 0.0;
-        }
+        let first = price(FIRST_INPUT, FIRST_OUTPUT);
         Experience {
             quantile,
             input: Lately::default(),
             output: Lately::default(),
             input_ratio: Lately::default(),
             usual: first,
-            large,
+            large: first,
             factor: 1.0,
             taken: PerResource::default(),
             used: PerResource::default(),
         }
     }
 
-    /// What calls cost on average: zero tokens before any is known.
+    /// What calls cost on average.
     pub(super) fn usual(&self) -> &PerResource {
         &self.usual
     }
@@ -83,7 +79,7 @@ impl Experience {
             return;
         }
         for (usual, asked) in self.usual.iter_mut().zip(price) {
-            *usual = if *usual == 0.0 { *asked } else { *usual + LEARN * (asked - *usual) };
+            *usual += LEARN * (asked - *usual);
         }
     }
 

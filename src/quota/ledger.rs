@@ -186,7 +186,9 @@ impl Quota {
         now: Instant,
     ) -> (PerResource, Result<u64, Instant>) {
         let price = self.experience.price(cost);
-        self.experience.asked(&price);
+        if self.meters_tokens {
+            self.experience.asked(&price);
+        }
         let seconds = self.seconds(now);
         for ((bucket, reserved), cost) in self.buckets.iter_mut().zip(reserved).zip(&price) {
             bucket.true_up(*reserved, *cost, seconds);
