@@ -163,6 +163,44 @@ async fn one_figure_that_is_far_too_high_does_not_slow_an_org_down_for_good() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_bucket_that_has_become_smaller_is_found_out_though_no_limit_says_so() {
+    // 1,000 at first, and a tenth of it from the sixth call on.
+    let (probe, truth) = provider(1_000.0, 10.0, |_| None);
+    let layer = QuotaHeaderLayer::new(&Org::new("a")).estimate(ByHeader);
+    for n in 0..400 {
+        if n == 5 {
+            truth.lock().unwrap().capacity = 100.0;
+        }
+        readied(&layer, &probe).await.call(ask()).await.unwrap();
+        advance(450 * MS).await;
+    }
+    let served = served(&layer, &probe, 20, 60 * SECOND).await;
+    assert!(served > 600, "{served} served in a minute, where 700 are there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_colleague_who_keeps_a_bucket_low_is_not_taken_for_a_smaller_bucket() {
+    // Somebody else takes what is there, but for a few, whenever we look away.
+    for floor in [3.0, 20.0] {
+        let (probe, truth) = provider(1_000.0, 10.0, |_| None);
+        let org = Org::new("a");
+        let layer = QuotaHeaderLayer::new(&org).estimate(ByHeader);
+        let mut rng = fastrand::Rng::with_seed(1);
+        for n in 0..400 {
+            readied(&layer, &probe).await.call(ask()).await.unwrap();
+            advance(450 * MS).await;
+            let mut truth = truth.lock().unwrap();
+            if n > 5 {
+                truth.take(0.0);
+                truth.level = truth.level.min(floor + 4.0 * rng.f64());
+            }
+        }
+        let quota = &org.snapshot().quota[0];
+        assert!(quota.shared && quota.capacity >= 900.0, "{floor}: {quota:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_usage_that_no_call_can_have_does_not_stop_the_org() {
     for used in [10_000_000, 1_000_000_000, u64::MAX] {
         let org = Org::new("a");
@@ -229,6 +267,112 @@ async fn a_call_that_waits_goes_as_soon_as_another_proves_cheaper_than_what_it_h
     assert!(dear.is_woken());
     assert_pending!(dear.poll());
     assert_eq!(probe.calls(), 31, "both are sent");
+}
+
+fn quotas(org: &Org) -> Vec<tower_quota::org::ResourceQuota> {
+    org.snapshot().quota
+}
+
+#[tokio::test(start_paused = true)]
+async fn whatever_is_done_and_said_nothing_stays_reserved_and_nothing_stalls() {
+    const ODD: [&str; 14] =
+        ["0", "1", "7", "100", "1000", "5000", "60000", "1e9", "1e308", "-1", "NaN", "inf", "999999999999999999999", "0.5"];
+    const USED: [u64; 6] = [0, 1, 100, 5_000, 10_000_000, u64::MAX];
+    const COSTS: [f64; 8] = [0.0, 1.0, 100.0, 5_000.0, 1e9, 1e300, f64::INFINITY, f64::NAN];
+    for seed in 0..60 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let org = Org::new("a");
+        let layer = QuotaHeaderLayer::new(&org).estimate(ByHeader);
+        let probe = Probe::new(|_| Reply::Released);
+        let mut ready = vec![];
+        let mut flying: Vec<task::Spawn<_>> = vec![];
+        let mut bodies: Vec<Response<Script>> = vec![];
+        let mut sent = 0;
+        let mut open: Vec<usize> = vec![];
+        for _ in 0..rng.usize(10..150) {
+            match rng.u32(0..12) {
+                0..=3 => {
+                    let mut service = metered(&layer, &probe);
+                    if poll(&mut service).is_ready() || rng.bool() {
+                        ready.push(service);
+                    }
+                }
+                4..=6 if !ready.is_empty() => {
+                    let mut service = ready.swap_remove(rng.usize(..ready.len()));
+                    if poll(&mut service).is_ready() {
+                        let mut call = task::spawn(service.call(cost(COSTS[rng.usize(..COSTS.len())])));
+                        if rng.u32(0..4) > 0 {
+                            assert!(call.poll().is_pending());
+                        }
+                        flying.push(call);
+                    }
+                }
+                7 if !flying.is_empty() => drop(flying.swap_remove(rng.usize(..flying.len()))),
+                8 => advance(Duration::from_millis(1 << rng.u32(0..17))).await,
+                9 if !bodies.is_empty() => drop(bodies.swap_remove(rng.usize(..bodies.len()))),
+                _ if !open.is_empty() => {
+                    let n = open.swap_remove(rng.usize(..open.len()));
+                    let mut lines = vec![];
+                    for name in [
+                        "anthropic-ratelimit-requests-limit",
+                        "anthropic-ratelimit-requests-remaining",
+                        "anthropic-ratelimit-input-tokens-limit",
+                        "anthropic-ratelimit-input-tokens-remaining",
+                        "x-ratelimit-limit-tokens",
+                        "x-ratelimit-remaining-tokens",
+                        "x-ratelimit-reset-tokens",
+                    ] {
+                        if rng.bool() {
+                            lines.push((name, ODD[rng.usize(..ODD.len())]));
+                        }
+                    }
+                    let status = [200, 200, 200, 429, 500][rng.usize(..5)];
+                    let mut reply = answer(status, &lines);
+                    if rng.bool() {
+                        let mut stamp = Stamp::new(Outcome::of(Class::Ok));
+                        stamp.usage = Some(Usage::new(USED[rng.usize(..USED.len())], USED[rng.usize(..USED.len())]));
+                        reply.extensions_mut().insert(stamp);
+                    }
+                    probe.release(n, if rng.u32(0..8) == 0 { Err(io::ErrorKind::ConnectionReset.into()) } else { Ok(reply) });
+                }
+                _ => {}
+            }
+            for at in (0..flying.len()).rev() {
+                if flying[at].is_woken() {
+                    if let Poll::Ready(result) = flying[at].poll() {
+                        drop(flying.swap_remove(at));
+                        bodies.extend(result.ok());
+                    }
+                }
+            }
+            open.extend(sent..probe.calls());
+            sent = probe.calls();
+            for quota in quotas(&org) {
+                let figures = [quota.per_minute, quota.capacity, quota.remaining, quota.refill_per_minute, quota.reserved];
+                assert!(figures.iter().all(|figure| figure.is_finite()), "{seed}: {quota:?}");
+            }
+        }
+        drop((ready, flying, bodies));
+        for quota in quotas(&org) {
+            assert!(quota.reserved.abs() < 1e-3, "{seed}: {quota:?}");
+        }
+        for _ in 0..3 {
+            let start = Instant::now();
+            let mut service = readied(&layer, &probe).await;
+            let mut call = task::spawn(service.call(cost(1.0)));
+            let before = probe.calls();
+            assert!(call.poll().is_pending());
+            while probe.calls() < before.max(sent + 1) {
+                advance(SECOND).await;
+                assert!(call.poll().is_pending());
+                assert!(start.elapsed() < 700 * SECOND, "{seed}: {:?}", quotas(&org));
+            }
+            sent = probe.calls();
+            probe.release(sent - 1, Ok(answer(200, &[])));
+            assert!(call.poll().is_ready());
+            assert!(start.elapsed() < 700 * SECOND, "{seed}: {:?}", quotas(&org));
+        }
+    }
 }
 
 /// Whether a retried request is the same, and what it carries.

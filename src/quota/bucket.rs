@@ -25,10 +25,12 @@ const SHARED_BELOW: f64 = 0.9;
 const OBSERVED_SPAN: Seconds = 1.0;
 const OBSERVED_CALLS: f64 = 60.0;
 /// What has been the same for so many such spans, over at least so many answers, and is no less than so many usual calls, is a
-/// bucket that is full, however much more was once seen in it: nobody else spends exactly what comes back.
-const LEVEL_SPANS: f64 = 3.0;
-const LEVEL_ANSWERS: usize = 4;
-const LEVEL_CALLS: f64 = 2.0;
+/// bucket that is full, however much more was once seen in it ...
+const FLAT_SPANS: f64 = 3.0;
+const FLAT_ANSWERS: usize = 6;
+const FLAT_CALLS: f64 = 2.0;
+/// ... unless we have spent more than this part of the refill: copies of us that share a quota keep it level between them.
+const FLAT_SPENT: f64 = 0.125;
 /// A pace may catch up so much lateness: timers ring up to a millisecond late, and tasks later still.
 const SLACK: Seconds = 0.004;
 
@@ -82,6 +84,7 @@ struct Window {
 #[derive(Clone, Copy, Debug)]
 struct Flat {
     since: Seconds,
+    spent: f64,
     least: f64,
     most: f64,
     answers: usize,
@@ -400,7 +403,7 @@ impl Bucket {
             self.flat = None;
             return;
         }
-        if self.shared && self.is_flat(held, said.sent) {
+        if self.shared && self.is_flat(held, said) {
             // Somebody said too much once, or it was another bucket then.
             self.capacity = held + self.grain;
             self.refill = announced;
@@ -425,18 +428,19 @@ impl Bucket {
     }
 
     /// Whether answers have found the same for so long that it must be full.
-    fn is_flat(&mut self, held: f64, sent: Seconds) -> bool {
+    fn is_flat(&mut self, held: f64, said: &Said) -> bool {
         let unit = self.usual.max(self.grain);
-        let flat = self.flat.get_or_insert(Flat { since: sent, least: held, most: held, answers: 0 });
+        let begin = Flat { since: said.sent, spent: said.spent, least: held, most: held, answers: 0 };
+        let flat = self.flat.get_or_insert(begin);
         (flat.least, flat.most, flat.answers) = (flat.least.min(held), flat.most.max(held), flat.answers + 1);
-        if flat.most - flat.least > unit || held < LEVEL_CALLS * unit {
+        if flat.most - flat.least >= unit || held < FLAT_CALLS * unit {
             self.flat = None;
             return false;
         }
-        let span = sent - flat.since;
+        let span = said.sent - flat.since;
         let came_back = span * self.announced.unwrap_or(0.0);
-        let is_long = span >= LEVEL_SPANS * OBSERVED_SPAN && came_back >= LEVEL_SPANS * OBSERVED_CALLS * unit;
-        is_long && flat.answers >= LEVEL_ANSWERS
+        let is_long = span >= FLAT_SPANS * OBSERVED_SPAN && came_back >= FLAT_SPANS * OBSERVED_CALLS * unit;
+        is_long && flat.answers >= FLAT_ANSWERS && said.spent - flat.spent <= FLAT_SPENT * came_back
     }
 
     /// All that is known of it, for reports.
