@@ -5,23 +5,32 @@ mod support;
 
 use std::{
     io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
-    task::Poll,
+    task::{Context, Poll},
     time::Duration,
 };
 
+use bytes::Bytes;
 use http::{Request, Response};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::Full;
 use support::{Probe, Reply, Script, answer, ask};
 use tokio::time::{Instant, advance};
-use tokio_test::{assert_pending, task};
-use tower::{Layer, Service, ServiceExt};
+use tokio_test::{assert_pending, assert_ready, task};
+use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_quota::{
-    org::Org,
+    balance::Members,
+    dialect::{Detect, ReadQuota, Readings},
+    judge::{Gather, JudgeLayer},
+    org::{Org, Orgs},
     outcome::{Class, Outcome, Stamp, Usage},
     quota::{Cost, Estimate, QuotaHeader, QuotaHeaderLayer},
+    stack::Stack,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -375,6 +384,150 @@ async fn whatever_is_done_and_said_nothing_stays_reserved_and_nothing_stalls() {
     }
 }
 
+// The whole stack.
+
+/// A body whose first frame does something, where it is asked for it by the estimate.
+#[derive(Clone)]
+struct Foreign {
+    act: Arc<dyn Fn() + Send + Sync>,
+    left: bool,
+}
+
+impl Body for Foreign {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, std::convert::Infallible>>> {
+        (self.act)();
+        // Whoever asks may be woken from within.
+        cx.waker().wake_by_ref();
+        let left = std::mem::take(&mut self.left);
+        Poll::Ready(left.then(|| Ok(Frame::data(Bytes::from_static(br#"{"max_tokens":5}"#)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        !self.left
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(16)
+    }
+}
+
+fn foreign(act: impl Fn() + Send + Sync + 'static) -> Request<Foreign> {
+    Request::post("/v1/messages").body(Foreign { act: Arc::new(act), left: true }).unwrap()
+}
+
+fn told_tokens() -> http::response::Builder {
+    Response::builder()
+        .header("content-type", "application/json")
+        .header("anthropic-organization-id", "x")
+        .header("anthropic-ratelimit-requests-limit", "600")
+        .header("anthropic-ratelimit-requests-remaining", "99")
+        .header("anthropic-ratelimit-tokens-limit", "600000")
+        .header("anthropic-ratelimit-tokens-remaining", "99999")
+}
+
+const USED: &str = r#"{"usage":{"input_tokens":3,"output_tokens":4}}"#;
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_panics_when_it_is_estimated_leaves_neither_slot_nor_reservation() {
+    let orgs = Orgs::new([Org::new("a")]).unwrap();
+    let wire = service_fn(async |_: Request<Foreign>| {
+        Ok::<_, io::Error>(told_tokens().body(Full::<Bytes>::from(USED)).unwrap())
+    });
+    let stack = Stack::new(orgs.clone()).build(wire).unwrap();
+    stack.clone().oneshot(foreign(|| ())).await.unwrap();
+    for n in 0..20 {
+        let mut waiting = task::spawn(stack.clone().oneshot(foreign(|| ())));
+        let mut call = task::spawn(stack.clone().oneshot(foreign(|| panic!("estimated"))));
+        assert!(catch_unwind(AssertUnwindSafe(|| call.poll().is_ready())).is_err());
+        drop(call);
+        assert!(assert_ready!(waiting.poll()).unwrap().status().is_success(), "{n}");
+        drop(waiting);
+        for snapshot in stack.members().snapshots() {
+            assert_eq!((snapshot.in_flight, snapshot.waiting), (0, 0), "{n}");
+            assert!(snapshot.quota.iter().all(|quota| quota.reserved == 0.0), "{n}: {:?}", snapshot.quota);
+        }
+    }
+}
+
+/// Looks at everything there is to look at, from wherever it is called.
+struct Looks(Mutex<Option<(Orgs, Members)>>, AtomicUsize);
+
+impl Looks {
+    fn look(&self) {
+        let look = self.0.lock().unwrap().clone();
+        if let Some((orgs, members)) = look {
+            self.1.fetch_add(1, SeqCst);
+            orgs.iter().for_each(|org| drop((org.snapshot(), org.standing(), org.headroom(), org.load())));
+            drop((members.snapshots(), members.waiting()));
+        }
+    }
+}
+
+impl ReadQuota for Looks {
+    fn read(&self, headers: &http::HeaderMap, wall: Option<std::time::SystemTime>) -> Readings {
+        self.look();
+        Detect.read(headers, wall)
+    }
+}
+
+impl std::task::Wake for Looks {
+    fn wake(self: Arc<Self>) {
+        self.look();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn foreign_code_may_look_at_orgs_and_pool_from_wherever_it_is_called() {
+    let orgs = Orgs::new([Org::new("a"), Org::new("b")]).unwrap();
+    let looks = Arc::new(Looks(Mutex::default(), AtomicUsize::new(0)));
+    let in_call = looks.clone();
+    let wire = service_fn(move |_: Request<Foreign>| {
+        in_call.look();
+        let looks = in_call.clone();
+        async move {
+            looks.look();
+            tokio::time::sleep(MS).await;
+            Ok::<_, io::Error>(told_tokens().body(Full::<Bytes>::from(USED)).unwrap())
+        }
+    });
+    let judge = JudgeLayer::new().gather(Gather::ErrorsOnly);
+    let stack = Stack::new(orgs.clone()).dialect(looks.clone()).judge(judge).build(wire).unwrap();
+    *looks.0.lock().unwrap() = Some((orgs, stack.members()));
+    let waker = std::task::Waker::from(looks.clone());
+    let mut cx = Context::from_waker(&waker);
+    for _ in 0..3 {
+        let request = || {
+            let looks = looks.clone();
+            foreign(move || looks.look())
+        };
+        let mut calls: Vec<_> = (0..5).map(|_| Box::pin(stack.clone().oneshot(request()))).collect();
+        let mut answers = vec![];
+        while !calls.is_empty() {
+            calls.retain_mut(|call| match call.as_mut().poll(&mut cx) {
+                Poll::Ready(answer) => {
+                    answers.push(answer.unwrap());
+                    false
+                }
+                Poll::Pending => true,
+            });
+            advance(10 * MS).await;
+        }
+        for answer in answers {
+            let tail = answer.extensions().get::<Stamp>().unwrap().tail.clone().unwrap();
+            let looks = looks.clone();
+            tail.on_end(move |_| looks.look());
+            drop(answer);
+        }
+    }
+    assert!(looks.1.load(SeqCst) > 60, "{:?}", looks.1);
+}
+
 /// Whether a retried request is the same, and what it carries.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_was_refused_is_sent_again_exactly_as_it_was() {
@@ -435,4 +588,21 @@ async fn a_request_that_was_refused_is_sent_again_exactly_as_it_was() {
         }
         assert_eq!(seen[0].4, other.then_some(Mine(7)));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_with_more_header_lines_than_a_map_has_room_for_names_is_sent_again_too() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let client = service_fn(move |request: Request<String>| {
+        let lines = request.headers().len();
+        let status = if calls.fetch_add(1, SeqCst) < 1 { 429 } else { 200 };
+        std::future::ready(Ok::<_, io::Error>(answer(status, &[("x-lines", &*lines.to_string())])))
+    });
+    let layer = tower_quota::retry::RateLimitRetryLayer::builder().classify(tower_quota::outcome::ByStatus);
+    let mut request = Request::new(String::new());
+    for _ in 0..30_000 {
+        request.headers_mut().append("x-a", http::HeaderValue::from_static("1"));
+    }
+    let answer = layer.build().unwrap().layer(client).oneshot(request).await.unwrap();
+    assert_eq!(answer.headers()["x-lines"], "30000");
 }
