@@ -24,6 +24,13 @@ const SHARED_BELOW: f64 = 0.9;
 /// rounded to: less is noise.
 const OBSERVED_SPAN: Seconds = 1.0;
 const OBSERVED_CALLS: f64 = 60.0;
+/// What has been the same for so many such spans, over at least so many answers, and is no less than so many usual calls, is a
+/// bucket that is full, however much more was once seen in it ...
+const FLAT_SPANS: f64 = 3.0;
+const FLAT_ANSWERS: usize = 6;
+const FLAT_CALLS: f64 = 2.0;
+/// ... unless we have spent more than this part of the refill: copies of us that share a quota keep it level between them.
+const FLAT_SPENT: f64 = 0.125;
 /// A pace may catch up so much lateness: timers ring up to a millisecond late, and tasks later still.
 const SLACK: Seconds = 0.004;
 
@@ -57,6 +64,8 @@ pub(crate) struct Bucket {
     /// What the provider said then remains, and when it was read.
     said: Option<(f64, Seconds)>,
     window: Option<Window>,
+    /// How long answers have found the same in it.
+    flat: Option<Flat>,
     /// What a call costs on average.
     usual: f64,
     /// What figures are rounded to, as far as is known.
@@ -69,6 +78,16 @@ struct Window {
     sent: Seconds,
     remaining: f64,
     spent: f64,
+}
+
+/// A time through which every answer found nearly the same.
+#[derive(Clone, Copy, Debug)]
+struct Flat {
+    since: Seconds,
+    spent: f64,
+    least: f64,
+    most: f64,
+    answers: usize,
 }
 
 /// What an answer says of one bucket, and what its reader knows of the calls around it.
@@ -109,6 +128,7 @@ impl Bucket {
             reference: None,
             said: None,
             window: None,
+            flat: None,
             usual: 1.0,
             grain: 1.0,
         }
@@ -304,7 +324,9 @@ impl Bucket {
         if self.announced.is_none() {
             return false;
         }
-        let mut capacity = self.capacity.max(remaining + said.own);
+        // More than there can have been is no word on how much there is.
+        let own = if said.own <= self.capacity.max(self.announced.unwrap_or(0.0) * 60.0) { said.own } else { 0.0 };
+        let mut capacity = self.capacity.max(remaining + own);
         if capacity <= 0.0 {
             // Nothing was ever seen in it; one call at least it must hold.
             capacity = said.asked;
@@ -378,6 +400,15 @@ impl Bucket {
             self.refill = announced;
             self.shared = false;
             self.window = None;
+            self.flat = None;
+            return;
+        }
+        if self.shared && self.is_flat(held, said) {
+            // Somebody said too much once, or it was another bucket then.
+            self.capacity = held + self.grain;
+            self.refill = announced;
+            self.shared = false;
+            (self.window, self.flat) = (None, None);
             return;
         }
         let begin = Window { sent: said.sent, remaining, spent: said.spent };
@@ -394,6 +425,22 @@ impl Bucket {
         self.refill = (self.refill + seen) / 2.0;
         self.shared = self.refill < SHARED_BELOW * announced;
         self.window = Some(begin);
+    }
+
+    /// Whether answers have found the same for so long that it must be full.
+    fn is_flat(&mut self, held: f64, said: &Said) -> bool {
+        let unit = self.usual.max(self.grain);
+        let begin = Flat { since: said.sent, spent: said.spent, least: held, most: held, answers: 0 };
+        let flat = self.flat.get_or_insert(begin);
+        (flat.least, flat.most, flat.answers) = (flat.least.min(held), flat.most.max(held), flat.answers + 1);
+        if flat.most - flat.least >= unit || held < FLAT_CALLS * unit {
+            self.flat = None;
+            return false;
+        }
+        let span = said.sent - flat.since;
+        let came_back = span * self.announced.unwrap_or(0.0);
+        let is_long = span >= FLAT_SPANS * OBSERVED_SPAN && came_back >= FLAT_SPANS * OBSERVED_CALLS * unit;
+        is_long && flat.answers >= FLAT_ANSWERS && said.spent - flat.spent <= FLAT_SPENT * came_back
     }
 
     /// All that is known of it, for reports.

@@ -103,18 +103,22 @@ impl Reserved {
     fn call(mut self, cost: &Cost) -> Result<Sent, (Self, Instant)> {
         let gate = self.gate.take().expect("taken only by sending, which consumes it");
         self.estimate = cost.input_tokens.filter(|_| !cost.exact);
-        let (cost, sent) = gate.update(|quota, now| {
+        let (cost, sent, impatient) = gate.update(|quota, now| {
             let (cost, sent) = quota.call(&self.cost, cost, now);
-            (cost, sent.map(|call| (call, !quota.is_sized())))
+            let is_cheaper = self.cost.iter().zip(&cost).any(|(reserved, cost)| cost < reserved);
+            let impatient = if is_cheaper { quota.impatient() } else { vec![] };
+            (cost, sent.map(|call| (call, !quota.is_sized())), impatient)
         });
-        match sent {
+        let sent = match sent {
             Ok((call, resets)) => Ok(self.sent(gate, call, resets)),
             Err(at) => {
                 (self.cost, self.unsent) = (cost, true);
                 self.gate = Some(gate);
                 Err((self, at))
             }
-        }
+        };
+        impatient.into_iter().for_each(Waker::wake);
+        sent
     }
 }
 

@@ -97,7 +97,8 @@ impl<B> Kept<B> {
         *request.uri_mut() = self.uri;
         *request.version_mut() = self.version;
         let headers = request.headers_mut();
-        headers.reserve(self.headers.len());
+        // There may be more lines than a map has room for names: then it grows by itself, as far as it must.
+        let _ = headers.try_reserve(self.headers.len());
         // Line by line, since a name may be there more than once.
         for (name, value) in self.headers {
             headers.append(name, value);
