@@ -120,7 +120,11 @@ impl Truth {
 }
 
 /// A provider of requests; `odd` may put another figure in the place of what remains.
-fn provider(capacity: f64, per_second: f64, odd: impl Fn(usize) -> Option<f64> + Send + Sync + 'static) -> (Probe, Arc<Mutex<Truth>>) {
+fn provider(
+    capacity: f64,
+    per_second: f64,
+    odd: impl Fn(usize) -> Option<f64> + Send + Sync + 'static,
+) -> (Probe, Arc<Mutex<Truth>>) {
     let truth = Arc::new(Mutex::new(Truth::new(capacity, per_second)));
     let inner = truth.clone();
     let probe = Probe::new(move |n| {
@@ -145,7 +149,8 @@ async fn served(layer: &Layered, probe: &Probe, callers: usize, time: Duration) 
         let (mut service, count) = (layer.layer(probe.clone()), count.clone());
         tasks.spawn_local(async move {
             loop {
-                let answer = ServiceExt::<Request<Script>>::ready(&mut service).await.unwrap().call(ask()).await.unwrap();
+                let answer =
+                    ServiceExt::<Request<Script>>::ready(&mut service).await.unwrap().call(ask()).await.unwrap();
                 count.set(count.get() + usize::from(answer.status().is_success()));
             }
         });
@@ -284,8 +289,22 @@ fn quotas(org: &Org) -> Vec<tower_quota::org::ResourceQuota> {
 
 #[tokio::test(start_paused = true)]
 async fn whatever_is_done_and_said_nothing_stays_reserved_and_nothing_stalls() {
-    const ODD: [&str; 14] =
-        ["0", "1", "7", "100", "1000", "5000", "60000", "1e9", "1e308", "-1", "NaN", "inf", "999999999999999999999", "0.5"];
+    const ODD: [&str; 14] = [
+        "0",
+        "1",
+        "7",
+        "100",
+        "1000",
+        "5000",
+        "60000",
+        "1e9",
+        "1e308",
+        "-1",
+        "NaN",
+        "inf",
+        "999999999999999999999",
+        "0.5",
+    ];
     const USED: [u64; 6] = [0, 1, 100, 5_000, 10_000_000, u64::MAX];
     const COSTS: [f64; 8] = [0.0, 1.0, 100.0, 5_000.0, 1e9, 1e300, f64::INFINITY, f64::NAN];
     for seed in 0..60 {
@@ -342,7 +361,10 @@ async fn whatever_is_done_and_said_nothing_stays_reserved_and_nothing_stalls() {
                         stamp.usage = Some(Usage::new(USED[rng.usize(..USED.len())], USED[rng.usize(..USED.len())]));
                         reply.extensions_mut().insert(stamp);
                     }
-                    probe.release(n, if rng.u32(0..8) == 0 { Err(io::ErrorKind::ConnectionReset.into()) } else { Ok(reply) });
+                    probe.release(
+                        n,
+                        if rng.u32(0..8) == 0 { Err(io::ErrorKind::ConnectionReset.into()) } else { Ok(reply) },
+                    );
                 }
                 _ => {}
             }
@@ -357,7 +379,8 @@ async fn whatever_is_done_and_said_nothing_stays_reserved_and_nothing_stalls() {
             open.extend(sent..probe.calls());
             sent = probe.calls();
             for quota in quotas(&org) {
-                let figures = [quota.per_minute, quota.capacity, quota.remaining, quota.refill_per_minute, quota.reserved];
+                let figures =
+                    [quota.per_minute, quota.capacity, quota.remaining, quota.refill_per_minute, quota.reserved];
                 assert!(figures.iter().all(|figure| figure.is_finite()), "{seed}: {quota:?}");
             }
         }
@@ -549,7 +572,10 @@ async fn a_request_that_was_refused_is_sent_again_exactly_as_it_was() {
         let calls = Arc::new(AtomicUsize::new(0));
         let client = tower::service_fn(move |request: Request<String>| {
             let (parts, body) = request.into_parts();
-            let headers = parts.headers.iter().map(|(name, value)| (name.clone(), value.as_bytes().to_vec(), value.is_sensitive()));
+            let headers = parts
+                .headers
+                .iter()
+                .map(|(name, value)| (name.clone(), value.as_bytes().to_vec(), value.is_sensitive()));
             see.lock().unwrap().push((
                 parts.method,
                 parts.uri.to_string(),
