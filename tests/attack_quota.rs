@@ -171,7 +171,6 @@ async fn one_figure_that_is_far_too_high_does_not_slow_an_org_down_for_good() {
         }
         let served = served(&layer, &probe, 20, 60 * SECOND).await;
         let refused = truth.lock().unwrap().refused;
-        println!("{odd}: {served} served, {refused} refused");
         assert!(served > 600, "{odd}: {served} served in a minute, {refused} refused, where 700 are there");
     }
 }
@@ -228,7 +227,6 @@ async fn a_usage_that_no_call_can_have_does_not_stop_the_org() {
             readied(&layer, &probe).await.call(cost(100.0)).await.unwrap();
         }
         let served = served(&layer, &probe, 10, 60 * SECOND).await;
-        println!("{used}: {served}, {:?}", org.snapshot().quota);
         assert!(served > 1_000, "{used}: {served} served in a minute");
     }
 }
@@ -251,7 +249,6 @@ async fn a_cost_that_makes_no_sense_delays_the_calls_after_it_no_longer_than_it_
         for _ in 0..10 {
             readied(&layer, &probe).await.call(cost(100.0)).await.unwrap();
         }
-        println!("{odd}: {:?}", start.elapsed());
         assert!(start.elapsed() < 10 * SECOND, "{odd}: {:?}", start.elapsed());
     }
 }
