@@ -5,8 +5,8 @@ use memchr::memmem::Finder;
 use super::read::{Said, said_by_event};
 use crate::outcome::Usage;
 
-/// A longer event is passed over: 256 KiB. Events of a few hundred bytes are usual; OpenAI's `response.completed` repeats the whole
-/// answer. Only one that came in parts takes memory, until its last part is there.
+/// Of a longer event only the name is read: 256 KiB. Events of a few hundred bytes are usual; OpenAI's `response.completed` repeats the
+/// whole answer. Only one that came in parts takes memory, until its last part is there.
 const EVENT_MAX: usize = 256 << 10;
 
 /// The events that end a stream of Anthropic's, and of OpenAI's Responses API.
@@ -21,6 +21,8 @@ pub(super) struct Events {
     event: Vec<u8>,
     /// It is too long.
     skipped: bool,
+    /// ... and by its name the last.
+    skipped_last: bool,
     /// Nothing of the line has been fed that is being fed.
     line_is_blank: bool,
     /// What was fed last is a carriage return: a line feed belongs to it.
@@ -35,6 +37,7 @@ impl Events {
         Events {
             event: vec![],
             skipped: false,
+            skipped_last: false,
             line_is_blank: true,
             after_cr: false,
             finder: Finder::new(b"\"usage\""),
@@ -62,7 +65,9 @@ impl Events {
             self.after_cr = *last == b'\r';
         }
         let rest = &part[begin..];
-        self.skipped |= self.event.len() + rest.len() > EVENT_MAX;
+        if !self.skipped && self.event.len() + rest.len() > EVENT_MAX {
+            self.skip(rest);
+        }
         if self.skipped {
             self.event = vec![];
         } else {
@@ -87,8 +92,11 @@ impl Events {
 
     /// The event ends with `rest`. Most come in one part, and are not copied.
     fn end_event(&mut self, rest: &[u8]) {
-        let skipped = std::mem::take(&mut self.skipped) || self.event.len() + rest.len() > EVENT_MAX;
-        if skipped {
+        if !self.skipped && self.event.len() + rest.len() > EVENT_MAX {
+            self.skip(rest);
+        }
+        if std::mem::take(&mut self.skipped) {
+            self.terminal |= std::mem::take(&mut self.skipped_last);
             self.event.clear();
         } else if self.event.is_empty() {
             self.read(rest);
@@ -99,6 +107,17 @@ impl Events {
             event.clear();
             self.event = event;
         }
+    }
+
+    /// It goes on with `rest` and is too long. Of such a one only the name is read, which comes first.
+    fn skip(&mut self, rest: &[u8]) {
+        let longest = b"event: response.incomplete\n".len();
+        // The line feed after a carriage return may be of the line before.
+        let event = self.event.iter().chain(rest).copied().skip_while(|byte| *byte == b'\n');
+        let begin: Vec<u8> = event.take(longest).collect();
+        let line = begin.split(|byte| matches!(byte, b'\n' | b'\r')).next().unwrap_or_default();
+        self.skipped = true;
+        self.skipped_last = field(line, b"event").is_some_and(|name| LAST_EVENTS.contains(&name));
     }
 
     fn read(&mut self, event: &[u8]) {
@@ -302,6 +321,29 @@ mod tests {
                 assert_eq!(read(both.as_bytes().chunks(size)), expected, "{length} in parts of {size}");
             }
         }
+    }
+
+    #[test]
+    fn the_last_event_is_the_last_however_long_it_is() {
+        let data = format!("data: {{\"response\":\"{}\"}}", "x".repeat(EVENT_MAX));
+        for (name, complete) in [
+            ("response.completed", true),
+            ("response.incomplete", true),
+            ("response.failed", true),
+            ("response.completed.not", false),
+            ("response.created", false),
+        ] {
+            for end in ["\n", "\r\n", "\r"] {
+                let text = format!("data: 1{end}{end}event: {name}{end}{data}{end}{end}");
+                for size in [usize::MAX, 70_000, 999, 7] {
+                    assert_eq!(read(text.as_bytes().chunks(size)), (None, complete), "{name} in parts of {size}");
+                }
+                let more = format!("{text}event: ping{end}{data}{end}{end}");
+                assert_eq!(read([more.as_bytes()]), (None, complete), "{name}, and more");
+            }
+        }
+        let text = format!("{data}\nevent: response.completed\n\n");
+        assert_eq!(read([text.as_bytes()]), (None, false), "a name that comes last is not read");
     }
 
     #[test]
