@@ -106,6 +106,9 @@ impl HeadroomFile {
     /// Writes what is left of these orgs' quotas, if something is known of them and the interval has passed since the last write.
     /// True if it was written.
     ///
+    /// Offer before the stack is dropped: what is known of the quotas goes with it. An offer within the interval is not written, also
+    /// if it is the last; a new `HeadroomFile` of the same path writes at once.
+    ///
     /// A row is what the provider's last answer said, and when; of the same row the newer stays, whoever wrote it. Rows older
     /// than a day are dropped.
     ///
@@ -183,7 +186,7 @@ pub struct Row {
     pub limit_per_minute: f64,
     /// The most that the quota holds, as far as its writer has seen.
     pub capacity: f64,
-    /// What was left, as the provider said.
+    /// What was left, as the provider said. Above [`capacity`](Self::capacity) at times, where the provider rounds.
     pub remaining: f64,
     /// When it said so, by its writer's clock.
     pub observed_at: SystemTime,

@@ -38,7 +38,8 @@ pub struct ResourceQuota {
     pub shared: bool,
     /// What is reserved for calls that are about to be sent, and for those that are not answered.
     pub reserved: f64,
-    /// What calls were taken to cost ÷ what they used, lately; `None` where answers do not say what they used.
+    /// What calls were taken to cost ÷ what they used, lately; `None` where answers do not say what they used. Of output tokens it
+    /// is above 1 by intent, since few calls may exceed what they are taken to cost.
     pub estimate_to_actual: Option<f64>,
 }
 

@@ -207,7 +207,7 @@ impl Org {
         Org { identity: self.identity.clone(), board, whole: false }
     }
 
-    /// The handles of all families that were asked for so far.
+    /// The handles of all families that were asked for so far. [`Family::default`], `any`, may be among them with nothing known.
     #[must_use]
     pub fn families(&self) -> Vec<Org> {
         let of = |board| Org { identity: self.identity.clone(), board, whole: false };

@@ -216,7 +216,8 @@ pub struct Snapshot {
     pub quota_told: bool,
     /// The least fraction left of any of its quotas, `0.0..=1.0`; 1 where nothing is known.
     pub headroom: f64,
-    /// Each resource of its quota that answers tell of; of a whole org those of all its families.
+    /// Each resource of its quota that answers tell of; of a whole org those of all its families. Empty once every service of the
+    /// stack, and every handle to its pool, is dropped.
     pub quota: Vec<ResourceQuota>,
     /// Why it is out, if it is.
     pub out: Option<OutReason>,
@@ -227,7 +228,8 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// The resource of which the least is left: the one that binds first.
+    /// The resource of which the least part is left at this moment: the one that binds first. Ask while calls run; when all buckets
+    /// are full again it says little.
     #[must_use]
     pub fn binds(&self) -> Option<&ResourceQuota> {
         self.quota.iter().min_by(|one, other| one.headroom().total_cmp(&other.headroom()))

@@ -25,7 +25,8 @@ use crate::dialect::Resource;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
     /// Input tokens. The quota multiplies them by what it has learnt to be used for each that is estimated, so that an
-    /// estimate that is always off by the same factor is as good as a right one; unless they are [`exact`](Cost::exact).
+    /// estimate that is always off by the same factor is as good as a right one; unless they are [`exact`](Cost::exact), as those
+    /// of a `Cost` in a request's extensions always are.
     pub input_tokens: Option<f64>,
     /// Output tokens. `None`: what calls have used lately.
     pub output_tokens: Option<f64>,

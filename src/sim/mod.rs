@@ -41,7 +41,8 @@
 //! 1. `unauthorised`, `black_hole`, `overloaded`: answered at once, nothing charged.
 //! 2. `max_concurrency` and the buckets (requests, input tokens, output tokens, tokens of both): a 429 at once unless the
 //!    whole cost fits *now* in every one; a refusal charges nothing. Input costs a quarter of the body's bytes, rounded
-//!    up; output is charged on arrival at the length the answer will have.
+//!    up; output is charged on arrival at the length the answer will have. An org has one set of buckets for all models: two
+//!    families of one org meet in it, as two strangers on one key do.
 //! 3. `error_5xx`, `reset`: charged, and over at once. `hang`: charged, and never over.
 //! 4. Else a 200 after a latency, perhaps `truncate`d or `empty`. Asked for a `"stream"`, it comes as server-sent events
 //!    spread over the latency: the head and the first of them after a part of it, the last at its end. What was used stands in
