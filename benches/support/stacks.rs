@@ -69,7 +69,7 @@ pub(crate) fn settings() -> Settings {
 
 /// The whole stack, as it comes.
 pub(crate) fn ours(count: usize, wire: Wire) -> Stacked<Wire> {
-    Stack::new(orgs(count)).limit(settings()).build(wire).unwrap()
+    Stack::new(orgs(count)).limit(settings()).build_with(move |org| wire.of_org(org.name())).unwrap()
 }
 
 /// tower's parts: Retry, Buffer, p2c Balance by pending requests, ConcurrencyLimit. To be called in the runtime that the

@@ -39,12 +39,14 @@ pub(crate) fn request_of_family() -> Ask {
     request
 }
 
+const ORGANISATION: &str = "anthropic-organization-id";
+
 /// The headers of a large quota that is nearly full: read and settled, never binding.
 const HEADERS: [(&str, &str); 17] = [
     ("content-type", "application/json"),
     ("date", "Thu, 27 Nov 2025 09:00:00 GMT"),
     ("request-id", "req_011CSHoEeqs5C35K2UUqR7Fy"),
-    ("anthropic-organization-id", "7d1b4f2e-3f0a-4c57-9d0e-2f6f0b1c8a55"),
+    (ORGANISATION, "7d1b4f2e-3f0a-4c57-9d0e-2f6f0b1c8a55"),
     ("anthropic-ratelimit-requests-limit", "6000000000"),
     ("anthropic-ratelimit-requests-remaining", "5900000000"),
     ("anthropic-ratelimit-requests-reset", "2025-11-27T09:00:01Z"),
@@ -74,6 +76,7 @@ static HEAD: LazyLock<HeaderMap> = LazyLock::new(|| {
 #[derive(Clone)]
 pub(crate) struct Wire {
     turns: u32,
+    head: &'static HeaderMap,
     gauge: Option<Arc<Gauge>>,
 }
 
@@ -92,7 +95,15 @@ impl Gauge {
 
 impl Wire {
     pub(crate) fn new(turns: u32) -> Self {
-        Wire { turns, gauge: None }
+        Wire { turns, head: &HEAD, gauge: None }
+    }
+
+    /// The same for an org of its own: two that answer by one id share a quota, and one of them would be a spare.
+    pub(crate) fn of_org(&self, name: &str) -> Self {
+        let mut head = HEAD.clone();
+        // Not counted by reference either.
+        head.insert(ORGANISATION, HeaderValue::from_static(Box::leak(name.to_owned().into_boxed_str())));
+        Wire { head: Box::leak(Box::new(head)), ..self.clone() }
     }
 
     /// The same with a gauge.
@@ -137,7 +148,7 @@ impl Future for Answering {
             gauge.now.fetch_sub(1, Relaxed);
         }
         let mut response = Response::new(Full::new(Bytes::from_static(ANSWER.as_bytes())));
-        *response.headers_mut() = HEAD.clone();
+        *response.headers_mut() = self.wire.head.clone();
         Poll::Ready(Ok(response))
     }
 }
