@@ -59,8 +59,7 @@ async fn b92_output_is_reserved_as_it_comes_and_not_as_it_might() {
 
 #[tokio::test(start_paused = true)]
 async fn b95_a_hundred_at_once_are_admitted_no_more_than_fits() {
-    // Each needs a hundred tokens; how many are left, and how many fit. The last six of them are paced, and one a minute comes
-    // back.
+    // Each needs a hundred tokens; how many are left, and how many fit; the last six of them are paced.
     for (left, fit) in [(1_001, 10), (1_099, 10), (901, 9), (101, 1), (99, 0)] {
         let org = Org::new("a");
         let sent = Arc::new(AtomicUsize::new(0));
@@ -68,7 +67,7 @@ async fn b95_a_hundred_at_once_are_admitted_no_more_than_fits() {
         let client = Client::new(tower::service_fn(move |request: Req| {
             let mut answer = say(200);
             let headers = answer.headers_mut();
-            headers.insert("x-ratelimit-limit-tokens", 60.into());
+            headers.insert("x-ratelimit-limit-tokens", 6_000.into());
             headers.insert("x-ratelimit-remaining-tokens", left.into());
             // The first tells, and what it used; the others stay on the way.
             let first = request.extensions().get::<Cost>().is_none();
