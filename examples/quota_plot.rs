@@ -63,43 +63,42 @@ struct Picture {
     settles: Option<f64>,
 }
 
+/// Calls of one org, counted one by one.
+const CALLS: Picture = Picture {
+    name: "",
+    title: "",
+    scenario: "",
+    requests: None,
+    org: "a",
+    resource: Resource::Requests,
+    level: |levels| levels.requests,
+    per_minute: |org| org.requests_per_minute,
+    each: 1.0,
+    settles: None,
+};
+
 const PICTURES: [Picture; 4] = [
     Picture {
         name: "alone",
         title: "Alone on a key",
         scenario: "quota-requests",
         requests: Some(2_200),
-        org: "a",
-        resource: Resource::Requests,
-        level: |levels| levels.requests,
-        per_minute: |org| org.requests_per_minute,
-        each: 1.0,
         // The mark is 0.2 s of 120 a second.
         settles: Some(12.0),
+        ..CALLS
     },
     Picture {
         name: "colleague",
         title: "A colleague takes 84 a second from 6 s to 14 s",
         scenario: "quota-colleague",
-        requests: None,
-        org: "a",
-        resource: Resource::Requests,
-        level: |levels| levels.requests,
-        per_minute: |org| org.requests_per_minute,
-        each: 1.0,
-        settles: None,
+        ..CALLS
     },
     Picture {
         name: "two-copies",
         title: "Two copies that do not know of each other",
         scenario: "quota-two-copies",
         requests: Some(3_000),
-        org: "a",
-        resource: Resource::Requests,
-        level: |levels| levels.requests,
-        per_minute: |org| org.requests_per_minute,
-        each: 1.0,
-        settles: None,
+        ..CALLS
     },
     Picture {
         name: "tokens",

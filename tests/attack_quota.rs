@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
+mod support_quota;
 
 use std::{
     io,
@@ -20,6 +21,7 @@ use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use support::{Probe, Reply, Script, answer, ask};
+use support_quota::{ByHeader, Layered, cost, metered, poll};
 use tokio::time::{Instant, advance};
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -29,43 +31,17 @@ use tower_quota::{
     judge::{Gather, JudgeLayer},
     org::{Org, Orgs},
     outcome::{Class, Outcome, Stamp, Usage},
-    quota::{Cost, Estimate, QuotaHeader, QuotaHeaderLayer},
+    quota::{QuotaHeader, QuotaHeaderLayer},
     stack::Stack,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 
-/// So many input tokens as the header `x-cost` says.
-#[derive(Clone, Copy)]
-struct ByHeader;
-
-impl<B> Estimate<Request<B>> for ByHeader {
-    fn cost(&self, request: &Request<B>) -> Cost {
-        let cost = request.headers().get("x-cost").map(|value| value.to_str().unwrap().parse().unwrap());
-        Cost::tokens(Some(cost.unwrap_or(0.0)), Some(0.0))
-    }
-}
-
-type Metered = tower_test::mock::Spawn<QuotaHeader<Probe, ByHeader>>;
-type Layered = QuotaHeaderLayer<ByHeader>;
-
-fn metered(layer: &Layered, probe: &Probe) -> Metered {
-    Metered::new(layer.layer(probe.clone()))
-}
-
-fn poll(service: &mut Metered) -> Poll<io::Result<()>> {
-    service.poll_ready::<Request<Script>>()
-}
-
 async fn readied(layer: &Layered, probe: &Probe) -> QuotaHeader<Probe, ByHeader> {
     let mut service = layer.layer(probe.clone());
     ServiceExt::<Request<Script>>::ready(&mut service).await.unwrap();
     service
-}
-
-fn cost(tokens: f64) -> Request<Script> {
-    Request::builder().header("x-cost", tokens.to_string()).body(Script::default()).unwrap()
 }
 
 fn requests(limit: f64, remaining: f64) -> Response<Script> {

@@ -26,7 +26,8 @@ fn sources(module: &str) -> Vec<(PathBuf, String)> {
         for entry in fs::read_dir(&folder).into_iter().flatten() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                folders.push(path);
+                // Tests that are a folder.
+                folders.extend((!path.ends_with("tests")).then_some(path));
             } else if path.extension().is_some_and(|e| e == "rs") && !path.ends_with("tests.rs") {
                 found.push(path);
             }

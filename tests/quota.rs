@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
+mod support_quota;
 
 use std::{
     error::Error as _,
@@ -11,7 +12,6 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
-    task::Poll,
     time::{Duration, SystemTime},
 };
 
@@ -19,6 +19,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body_util::Full;
 use support::{Probe, Reply, Script, Step, answer, ask};
+use support_quota::{ByHeader, Layered, Metered, cost, metered, poll};
 use tokio::time::{Instant, advance, sleep};
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -27,42 +28,16 @@ use tower_quota::{
     judge::JudgeLayer,
     org::Org,
     outcome::{Class, Outcome, Stamp, Usage},
-    quota::{Cost, Estimate, QuotaHeader, QuotaHeaderLayer, TooLarge},
+    quota::{Cost, QuotaHeaderLayer, TooLarge},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 
-/// So many input tokens as the header `x-cost` says.
-#[derive(Clone, Copy)]
-struct ByHeader;
-
-impl<B> Estimate<Request<B>> for ByHeader {
-    fn cost(&self, request: &Request<B>) -> Cost {
-        let cost = request.headers().get("x-cost").map(|value| value.to_str().unwrap().parse().unwrap());
-        Cost::tokens(Some(cost.unwrap_or(0.0)), Some(0.0))
-    }
-}
-
-type Metered = tower_test::mock::Spawn<QuotaHeader<Probe, ByHeader>>;
-type Layered = QuotaHeaderLayer<ByHeader>;
-
-fn metered(layer: &Layered, probe: &Probe) -> Metered {
-    Metered::new(layer.layer(probe.clone()))
-}
-
-fn poll(service: &mut Metered) -> Poll<io::Result<()>> {
-    service.poll_ready::<Request<Script>>()
-}
-
 fn readied(layer: &Layered, probe: &Probe) -> Metered {
     let mut service = metered(layer, probe);
     assert_ready!(poll(&mut service)).unwrap();
     service
-}
-
-fn cost(tokens: u32) -> Request<Script> {
-    Request::builder().header("x-cost", tokens).body(Script::default()).unwrap()
 }
 
 /// How many would be admitted now.

@@ -267,7 +267,9 @@ impl Bucket {
     }
 
     /// What was reserved is sent.
-    pub(crate) fn sent(&mut self, cost: f64) {
+    pub(crate) fn sent(&mut self, cost: f64, now: Seconds) {
+        // While it was reserved less fitted in, and what ran over is gone.
+        self.refresh(now);
         self.end_reservation(cost);
         // One that was larger than the bucket: no provider runs up a debt of more than a bucket.
         self.level = self.level.max(-self.capacity - self.pending);
@@ -325,8 +327,10 @@ impl Bucket {
         if self.announced.is_none() {
             return false;
         }
-        // More than there can have been is no word on how much there is.
-        let own = if said.own <= self.capacity.max(self.announced.unwrap_or(0.0) * 60.0) { said.own } else { 0.0 };
+        // More than there can have been is no word on how much there is; nor is what has emptied the bucket, for it may have been
+        // larger.
+        let possible = self.capacity.max(self.announced.unwrap_or(0.0) * 60.0);
+        let own = if remaining > 0.0 && said.own <= possible { said.own } else { 0.0 };
         let mut capacity = self.capacity.max(remaining + own);
         if capacity <= 0.0 {
             // Nothing was ever seen in it; one call at least it must hold.
@@ -379,7 +383,8 @@ impl Bucket {
             // A quota that shrinks shrinks its burst with it, until we see otherwise. That a larger one holds more is to be seen
             // first: a bucket thought too large is never seen full.
             self.refresh(now);
-            self.capacity *= (rate / old).min(1.0);
+            // Nor does any hold less than one whole, which it would then never be seen to hold.
+            self.capacity = (self.capacity * (rate / old)).max(1.0).min(self.capacity);
             self.full *= rate / old;
             self.level = self.level.min(self.capacity - self.pending);
         }

@@ -38,7 +38,6 @@ pub struct QuotaHeaderLayer<E = ByBody> {
     gate: Arc<QuotaGate>,
     reader: Reader,
     estimate: E,
-    hard: bool,
 }
 
 impl QuotaHeaderLayer {
@@ -57,7 +56,7 @@ impl QuotaHeaderLayer {
         let gate = Gate::new(Quota::new(org.clone(), guard, QUANTILE, Instant::now()));
         let meters: Weak<dyn Meters> = Arc::downgrade(&gate) as Weak<dyn Meters>;
         org.write_meters(meters);
-        QuotaHeaderLayer { gate, reader: Reader::default(), estimate: ByBody, hard: false }
+        QuotaHeaderLayer { gate, reader: Reader::default(), estimate: ByBody }
     }
 }
 
@@ -65,7 +64,7 @@ impl<E> QuotaHeaderLayer<E> {
     /// Estimates costs by `estimate` instead of [by body](ByBody).
     #[must_use]
     pub fn estimate<F>(self, estimate: F) -> QuotaHeaderLayer<F> {
-        QuotaHeaderLayer { gate: self.gate, reader: self.reader, estimate, hard: self.hard }
+        QuotaHeaderLayer { gate: self.gate, reader: self.reader, estimate }
     }
 
     /// Reads the headers of this [dialect](crate::dialect) only. Default: [all of them](crate::dialect::Detect). Say so where a
@@ -85,6 +84,7 @@ impl<E> QuotaHeaderLayer<E> {
 
     /// Which part of calls is not to cost more than it is taken to, `0.5..=1.0`; what is outside is taken as the nearer end.
     /// Default: 0.95. More is more careful with a quota of tokens, and fills it later where answers differ much in length.
+    /// Set it before calls are made: what was learnt is forgotten. Shared by the layer's clones.
     #[must_use]
     pub fn quantile(self, quantile: f64) -> Self {
         self.gate.update(|quota, _| quota.set_quantile(quantile));
@@ -100,9 +100,8 @@ impl<E> QuotaHeaderLayer<E> {
     /// It needs the error type of the judge, [`outcome::Error`](crate::outcome::Error), or a box; where the services around
     /// have another, such a request is sent all the same.
     #[must_use]
-    pub fn hard_limit(mut self, resource: Resource, limit: f64) -> Self {
+    pub fn hard_limit(self, resource: Resource, limit: f64) -> Self {
         self.gate.update(|quota, _| quota.set_hard(resource, limit));
-        self.hard = true;
         self
     }
 }
@@ -111,14 +110,14 @@ impl<S, E: Clone> Layer<S> for QuotaHeaderLayer<E> {
     type Service = QuotaHeader<S, E>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        QuotaHeader::new(inner, self.gate.clone(), self.reader.clone(), self.estimate.clone(), self.hard)
+        QuotaHeader::new(inner, self.gate.clone(), self.reader.clone(), self.estimate.clone())
     }
 }
 
 impl<E: Clone> Clone for QuotaHeaderLayer<E> {
     fn clone(&self) -> Self {
         let (reader, estimate) = (self.reader.clone(), self.estimate.clone());
-        QuotaHeaderLayer { gate: self.gate.clone(), reader, estimate, hard: self.hard }
+        QuotaHeaderLayer { gate: self.gate.clone(), reader, estimate }
     }
 }
 

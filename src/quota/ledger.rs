@@ -87,9 +87,11 @@ struct Since {
 /// What was reserved: the usual cost, since the request is not known yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grant {
-    cost: PerResource,
+    pub(crate) cost: PerResource,
     /// Some bucket counts tokens, so what the request will cost is worth an estimate.
     pub(crate) meters_tokens: bool,
+    /// Some request may be larger than anything that is ever taken.
+    pub(crate) has_hard: bool,
 }
 
 impl Deref for Grant {
@@ -241,7 +243,7 @@ impl Quota {
 
     /// Writes a call down as sent now.
     fn sent(&mut self, cost: PerResource, now: Seconds) -> u64 {
-        self.each(&cost, Bucket::sent);
+        self.each(&cost, |bucket, cost| bucket.sent(cost, now));
         for (spent, cost) in self.spent.iter_mut().zip(&cost) {
             *spent += cost;
         }
@@ -479,7 +481,8 @@ impl Admission for Quota {
         }
         let usual = *self.experience.usual();
         self.each(&usual, |bucket, cost| bucket.reserve(cost, now));
-        Some(Grant { cost: usual, meters_tokens: self.meters_tokens })
+        let has_hard = self.hard.iter().any(Option::is_some);
+        Some(Grant { cost: usual, meters_tokens: self.meters_tokens, has_hard })
     }
 
     fn free(&self, now: Instant) -> usize {

@@ -15,7 +15,7 @@ use tower_service::Service;
 use super::{
     ByBody, Cost, Estimate, QuotaFuture, TooLarge,
     future::Sent,
-    ledger::{PerResource, Quota},
+    ledger::{Grant, Quota},
 };
 use crate::{
     dialect::{Detect, ReadQuota, Readings},
@@ -57,16 +57,12 @@ pub struct QuotaHeader<S, E = ByBody> {
     place: Place<Quota>,
     reserved: Option<Reserved>,
     estimate: E,
-    /// Whether some request may be larger than anything that is ever taken.
-    hard: bool,
 }
 
 /// What was taken off for a call that has not been sent. Dropped, it is given back.
 pub(super) struct Reserved {
     gate: Option<Arc<QuotaGate>>,
-    cost: PerResource,
-    /// What the request will cost is worth an estimate.
-    meters_tokens: bool,
+    taken: Grant,
     /// What its input was estimated at.
     estimate: Option<f64>,
     /// The call is made, and waits until its cost is covered.
@@ -80,7 +76,7 @@ impl Reserved {
     pub(super) fn send(mut self, waker: &Waker) -> Result<Sent, (Self, Instant)> {
         let gate = self.gate.take().expect("taken only by sending, which consumes it");
         let sent = gate.update(|quota, now| {
-            let sent = quota.send(self.cost, now);
+            let sent = quota.send(self.taken.cost, now);
             if sent.is_err() {
                 quota.wake_when_more(waker);
             }
@@ -104,15 +100,15 @@ impl Reserved {
         let gate = self.gate.take().expect("taken only by sending, which consumes it");
         self.estimate = cost.input_tokens.filter(|_| !cost.exact);
         let (cost, sent, impatient) = gate.update(|quota, now| {
-            let (cost, sent) = quota.call(&self.cost, cost, now);
-            let is_cheaper = self.cost.iter().zip(&cost).any(|(reserved, cost)| cost < reserved);
+            let (cost, sent) = quota.call(&self.taken.cost, cost, now);
+            let is_cheaper = self.taken.cost.iter().zip(&cost).any(|(reserved, cost)| cost < reserved);
             let impatient = if is_cheaper { quota.impatient() } else { vec![] };
             (cost, sent.map(|call| (call, !quota.is_sized())), impatient)
         });
         let sent = match sent {
             Ok((call, resets)) => Ok(self.sent(gate, call, resets)),
             Err(at) => {
-                (self.cost, self.unsent) = (cost, true);
+                (self.taken.cost, self.unsent) = (cost, true);
                 self.gate = Some(gate);
                 Err((self, at))
             }
@@ -126,7 +122,7 @@ impl Drop for Reserved {
     fn drop(&mut self) {
         if let Some(gate) = self.gate.take() {
             let impatient = gate.update(|quota, now| {
-                quota.give_back(&self.cost, self.unsent, now);
+                quota.give_back(&self.taken.cost, self.unsent, now);
                 quota.impatient()
             });
             impatient.into_iter().for_each(Waker::wake);
@@ -135,8 +131,8 @@ impl Drop for Reserved {
 }
 
 impl<S, E> QuotaHeader<S, E> {
-    pub(super) fn new(inner: S, gate: Arc<QuotaGate>, reader: Reader, estimate: E, hard: bool) -> Self {
-        QuotaHeader { inner, gate, reader, place: Place::new(), reserved: None, estimate, hard }
+    pub(super) fn new(inner: S, gate: Arc<QuotaGate>, reader: Reader, estimate: E) -> Self {
+        QuotaHeader { inner, gate, reader, place: Place::new(), reserved: None, estimate }
     }
 
     /// The service inside.
@@ -180,8 +176,7 @@ where
         if self.reserved.is_none() {
             let grant = ready!(self.gate.poll_pass(cx, &mut self.place));
             let (gate, reader) = (Some(self.gate.clone()), self.reader.clone());
-            let (cost, meters_tokens) = (*grant, grant.meters_tokens);
-            self.reserved = Some(Reserved { gate, cost, meters_tokens, estimate: None, unsent: false, reader });
+            self.reserved = Some(Reserved { gate, taken: grant, estimate: None, unsent: false, reader });
         }
         Poll::Ready(Ok(()))
     }
@@ -189,10 +184,10 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let reserved = self.reserved.take().expect("`poll_ready` must say that the call is paced before `call`");
         // Where calls alone are counted, nobody need look into a body.
-        let cost = if reserved.meters_tokens || self.hard { self.estimate.cost(&request) } else { Cost::default() };
-        if let Some(error) =
-            self.hard.then(|| self.gate.look(|quota, _| quota.too_large(&cost))).flatten().and_then(refusal)
-        {
+        let Grant { meters_tokens, has_hard, .. } = reserved.taken;
+        let cost = if meters_tokens || has_hard { self.estimate.cost(&request) } else { Cost::default() };
+        let too_large = if has_hard { self.gate.look(|quota, _| quota.too_large(&cost)) } else { None };
+        if let Some(error) = too_large.and_then(refusal) {
             return QuotaFuture::refused(error);
         }
         match reserved.call(&cost) {
@@ -209,7 +204,7 @@ where
 impl<S: Clone, E: Clone> Clone for QuotaHeader<S, E> {
     /// The clone shares what is known of the quota and starts without a reservation.
     fn clone(&self) -> Self {
-        QuotaHeader::new(self.inner.clone(), self.gate.clone(), self.reader.clone(), self.estimate.clone(), self.hard)
+        QuotaHeader::new(self.inner.clone(), self.gate.clone(), self.reader.clone(), self.estimate.clone())
     }
 }
 
