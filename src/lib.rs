@@ -70,6 +70,7 @@
 //! | every way a provider says "not before" | [`hint`] |
 //! | every way a provider tells a quota, and one of your own | [`dialect`] |
 //! | a stream of requests in, outcomes out | [`drive`] |
+//! | to be told of cuts, holds, retries, dead orgs | [`observe`] |
 //! | to tell other programs what is left of the quotas | [`headroom`] |
 //! | a provider to test against | `sim` (feature `sim`) |
 //! | whole programs: hyper, reqwest, streaming, one layer alone, tests | `examples/` |
@@ -98,6 +99,7 @@ pub mod headroom;
 pub mod hint;
 pub mod judge;
 mod line;
+pub mod observe;
 pub mod org;
 pub mod outcome;
 mod pool;

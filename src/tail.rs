@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use crate::outcome::Usage;
+use crate::outcome::{Outcome, Usage};
 
 /// What is known of a stream once no more of it will be read.
 #[non_exhaustive]
@@ -19,13 +19,24 @@ pub struct Ended {
     /// Whether all of it came: a stream of server-sent events up to its terminal event, whatever became of it then; any
     /// other body to its end. Not so if it broke off, or was dropped before.
     pub complete: bool,
+    /// What the stream as a whole means: [`Class::Ok`](crate::outcome::Class::Ok), the class of an error event in it,
+    /// [`Class::Transport`](crate::outcome::Class::Transport) if it broke off. `None` if whoever read it dropped it before its end:
+    /// then nobody is to blame.
+    pub outcome: Option<Outcome>,
 }
 
 impl Ended {
     /// So much used, by a stream that came whole or did not.
     #[must_use]
     pub const fn new(usage: Option<Usage>, complete: bool) -> Self {
-        Ended { usage, complete }
+        Ended { usage, complete, outcome: None }
+    }
+
+    /// The same, with what it means.
+    #[must_use]
+    pub const fn outcome(mut self, outcome: Outcome) -> Self {
+        self.outcome = Some(outcome);
+        self
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use http::{Request, Response, StatusCode};
+use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     org::{Org, OutReason},
-    outcome::{BoxError, ByStatus, Class, Classify, Error, Outcome, Stamp},
+    outcome::{BoxError, ByStatus, Class, Classify, Error, Out, Outcome, Stamp},
 };
 
 pin_project! {
@@ -115,9 +115,8 @@ where
 
 /// Writes into the answer who served it, and draws from it what concerns the choice of orgs.
 fn sign<RB>(response: &mut Response<RB>, org: Org) {
-    let status = response.status();
     let write = |stamp: &mut Stamp| {
-        judge(&org, stamp.outcome, Some(status));
+        judge(&org, stamp.outcome);
         stamp.held_below = stamp.outcome.class != Class::Ok && org.is_held();
         stamp.org = Some(org);
     };
@@ -131,25 +130,23 @@ fn sign<RB>(response: &mut Response<RB>, org: Org) {
 
 fn signed(error: BoxError, org: &Org) -> Error {
     let mut error = Error::from_box(error);
-    judge(org, error.outcome(), None);
+    judge(org, error.outcome());
     let stamp = error.stamp_mut();
     stamp.held_below = org.is_held();
     stamp.org = Some(org.clone());
     error
 }
 
-fn judge(org: &Org, outcome: Outcome, status: Option<StatusCode>) {
+fn judge(org: &Org, outcome: Outcome) {
     let implies = outcome.class.implies();
     if implies.breaker {
         org.add_penalty();
     }
-    if implies.puts_out {
-        match outcome.class {
-            // A key may be refused for one model alone.
-            Class::Unauthorised if status == Some(StatusCode::FORBIDDEN) => org.put_family_out(OutReason::Unauthorised),
-            Class::Unauthorised => org.put_out(OutReason::Unauthorised),
-            _ => org.put_out(OutReason::OutOfQuota),
-        }
+    match (implies.out, outcome.class) {
+        (Out::No, _) => {}
+        (Out::Family, _) => org.put_family_out(OutReason::Forbidden),
+        (_, Class::Unauthorised) => org.put_out(OutReason::Unauthorised),
+        _ => org.put_out(OutReason::OutOfQuota),
     }
 }
 

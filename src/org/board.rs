@@ -16,7 +16,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{BuildError, Change, Family, Hold, LimitCell, Meters, Org, OutReason, Snapshot, Tuning, Why, lock};
+use super::{
+    BuildError, Change, Circuit, Family, Hold, HoldReason, LimitCell, Meters, Org, OutReason, Snapshot, Tuning, Why,
+    lock,
+};
 
 /// How many changes a board remembers: the last half minute of a provider that refuses every other second.
 const HISTORY: usize = 32;
@@ -25,6 +28,10 @@ const HISTORY: usize = 32;
 const PENALTY_HALF_LIFE: Duration = Duration::from_secs(5);
 /// Beyond this a penalty does not grow: a demoted org is still found again within half a minute.
 const PENALTY_MAX: f64 = 16.0;
+
+/// Half-life of what an org's health lacks. Nobody may ask one whose health is low, so it has to come back by itself; a circuit
+/// keeps out whoever fails still.
+const HEALTH_HALF_LIFE: Duration = Duration::from_secs(10);
 
 pub(super) struct Board {
     pub(super) family: Family,
@@ -41,6 +48,8 @@ pub(super) struct Board {
     headroom_at: AtomicU64,
     penalty: AtomicU64,
     penalty_at: AtomicU64,
+    health: AtomicU64,
+    health_at: AtomicU64,
     pub(super) is_out: AtomicBool,
     quota_told: AtomicBool,
     revision: AtomicU64,
@@ -52,6 +61,9 @@ pub(super) struct Board {
 struct Slow {
     limit: Option<LimitCell>,
     hold: Option<Hold>,
+    circuit: Circuit,
+    /// When access comes back.
+    parked: Option<Instant>,
     history: VecDeque<Change>,
     tuning: Tuning,
     meters: Option<Weak<dyn Meters>>,
@@ -141,6 +153,37 @@ impl Org {
         }
     }
 
+    /// How well it has done lately, `0.0..=1.0`. What it lacks halves every ten seconds by itself, so that an org that failed and
+    /// was not asked since is not avoided for ever. Of a whole org that of its worst family.
+    #[must_use]
+    pub fn health(&self) -> f64 {
+        self.health_at(Instant::now)
+    }
+
+    /// The same at a time that is asked for only where it matters.
+    pub(crate) fn health_at(&self, now: impl Fn() -> Instant) -> f64 {
+        match self.whole {
+            false => self.board.health(now),
+            true => self.boards().iter().map(|board| board.health(&now)).fold(1.0, f64::min),
+        }
+    }
+
+    /// Its circuit. Of a whole org that of the family that is worst off.
+    #[must_use]
+    pub fn circuit(&self) -> Circuit {
+        if !self.whole {
+            return self.board.circuit();
+        }
+        let circuits = self.boards().into_iter().map(|board| board.circuit());
+        // The longest open one, else one that is probed.
+        let worst = |circuit: &Circuit| match circuit {
+            Circuit::Closed => (0, None),
+            Circuit::HalfOpen => (1, None),
+            Circuit::Open { until } => (2, Some(*until)),
+        };
+        circuits.max_by_key(worst).unwrap_or_default()
+    }
+
     /// Counts the changes of what the board's rare cells say (limit, hold, out), so that a watcher can tell whether to
     /// look.
     #[must_use]
@@ -170,10 +213,12 @@ impl Org {
     }
 
     /// Whether it admits no calls for now, or at all: it is [out](Org::is_out), its pool does without it, it is a
-    /// [spare](Org::spare_of), or it is held until [some time](Org::not_before).
+    /// [spare](Org::spare_of), it is held until [some time](Org::not_before), or its [circuit](Org::circuit) is open.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.is_out() || self.is_closed() || self.spare_of().is_some() || self.not_before().is_some()
+        let (now, circuit) = (Instant::now(), self.circuit());
+        let open = matches!(circuit, Circuit::Open { until } if until > now);
+        open || self.is_out() || self.is_closed() || self.spare_of().is_some() || self.not_before().is_some()
     }
 
     /// All that is known now, of this handle's model family or of the whole org: see [`Snapshot`].
@@ -194,6 +239,8 @@ impl Org {
             in_flight: boards.iter().map(|board| board.in_flight()).sum(),
             waiting: boards.iter().map(|board| board.waiting.load(Relaxed)).sum(),
             limit: limits.reduce(LimitCell::and),
+            health: self.health(),
+            circuit: self.circuit(),
             hold: self.hold(),
             history,
             weight,
@@ -266,6 +313,21 @@ impl Org {
 
     pub(crate) fn quota_told(&self) -> bool {
         self.board.quota_told.load(Relaxed)
+    }
+
+    /// How well it does as of now.
+    pub(crate) fn write_health(&self, health: f64) {
+        let board = &self.board;
+        board.health_at.store(board.since_birth(Instant::now()), Relaxed);
+        board.health.store(health.clamp(0.0, 1.0).to_bits(), Relaxed);
+    }
+
+    /// Its circuit, and when access comes back if its quota is used up until a date. Afterwards [`tell`](Org::tell) of it, under no
+    /// lock.
+    pub(crate) fn write_circuit(&self, circuit: Circuit, parked: Option<Instant>) {
+        let mut slow = lock(&self.board.slow);
+        (slow.circuit, slow.parked) = (circuit, parked);
+        self.board.revision.fetch_add(1, Relaxed);
     }
 
     pub(crate) fn add_penalty(&self) {
@@ -360,6 +422,8 @@ impl Board {
             headroom_at: AtomicU64::new(0),
             penalty: AtomicU64::new(0),
             penalty_at: AtomicU64::new(0),
+            health: AtomicU64::new(1.0f64.to_bits()),
+            health_at: AtomicU64::new(0),
             is_out: AtomicBool::new(is_out),
             quota_told: AtomicBool::new(false),
             revision: AtomicU64::new(0),
@@ -387,8 +451,24 @@ impl Board {
         left
     }
 
+    /// The one that ends last.
     fn hold(&self, now: Instant) -> Option<Hold> {
-        lock(&self.slow).hold.filter(|hold| hold.until > now)
+        let slow = lock(&self.slow);
+        let parked = slow.parked.map(|until| Hold::new(until, HoldReason::OutOfQuota));
+        slow.hold.into_iter().chain(parked).filter(|hold| hold.until > now).max_by_key(|hold| hold.until)
+    }
+
+    fn circuit(&self) -> Circuit {
+        lock(&self.slow).circuit
+    }
+
+    fn health(&self, now: impl Fn() -> Instant) -> f64 {
+        let last = f64::from_bits(self.health.load(Relaxed));
+        if last >= 1.0 {
+            return 1.0;
+        }
+        let age = Duration::from_nanos(self.since_birth(now()).saturating_sub(self.health_at.load(Relaxed)));
+        1.0 - (1.0 - last) * (-age.as_secs_f64() / HEALTH_HALF_LIFE.as_secs_f64()).exp2()
     }
 
     fn headroom(&self, now: impl Fn() -> Instant) -> f64 {

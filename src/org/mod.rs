@@ -1,6 +1,6 @@
 //! An org: a name, a credential, where it is reached, and its *board*.
 //!
-//! The board has one cell a layer (limit, hold, quota, identity, out), written by that layer and read by the balancer, by
+//! The board has one cell a layer (limit, hold, quota, health, identity, out), written by that layer and read by the balancer, by
 //! whoever watches, and by you. Quota, limit and hold are kept per org *and* model [`Family`], because that is how
 //! providers count: [`Org::family`] gives the same org's handle for one family, with a board of its own. The handle that
 //! [`Org::new`] made is read for the whole org, all families together.
@@ -32,6 +32,7 @@ mod credential;
 mod family;
 mod identity;
 mod meter;
+mod observers;
 mod orgs;
 mod snapshot;
 mod standing;
@@ -51,7 +52,7 @@ pub use self::{
     family::Family,
     meter::ResourceQuota,
     orgs::{BuildError, Orgs},
-    snapshot::{Change, Hold, HoldReason, LimitCell, OutReason, Snapshot, Why},
+    snapshot::{Change, Circuit, Hold, HoldReason, LimitCell, OutReason, Snapshot, Why},
     standing::{Drained, EnabledAgain, Standing},
     tuning::Tuning,
 };
@@ -69,6 +70,7 @@ struct Identity {
     out: Mutex<Option<OutReason>>,
     standing: standing::Cell,
     families: Mutex<BTreeMap<Family, Arc<Board>>>,
+    observers: observers::Cell,
 }
 
 /// A handle to an org: to the whole of it, as made by [`new`](Org::new) and the building steps, or to one model family of it,
@@ -105,6 +107,7 @@ impl Org {
             out: Mutex::default(),
             standing: standing::Cell::default(),
             families: Mutex::default(),
+            observers: observers::Cell::default(),
         })
     }
 
@@ -128,6 +131,7 @@ impl Org {
             out: Mutex::default(),
             standing: standing::Cell::default(),
             families: Mutex::default(),
+            observers: observers::Cell::default(),
         };
         change(&mut identity);
         Org::with(identity)
@@ -217,6 +221,16 @@ impl Org {
     /// The boards of all families.
     fn boards(&self) -> Vec<Arc<Board>> {
         lock(&self.identity.families).values().cloned().collect()
+    }
+
+    /// Whether this handle is read for all families together.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.whole
+    }
+
+    /// The handle of the whole org.
+    fn of_whole(&self) -> Org {
+        Org { identity: self.identity.clone(), board: self.board.clone(), whole: true }
     }
 
     /// Whether both handles show the same board.

@@ -10,8 +10,10 @@ use super::{Family, ResourceQuota, Standing};
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OutReason {
-    /// Its key is refused (401), or not allowed this model (403).
+    /// Its key is refused (401).
     Unauthorised,
+    /// Its key is not allowed this model (403).
+    Forbidden,
     /// Its money or hard quota is used up.
     OutOfQuota,
     /// Somebody said so through [`Org::put_out`](super::Org::put_out).
@@ -22,6 +24,7 @@ impl fmt::Display for OutReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             OutReason::Unauthorised => f.write_str("its key is refused: check or rotate it"),
+            OutReason::Forbidden => f.write_str("its key is not allowed this model: ask for access, or remove it"),
             OutReason::OutOfQuota => f.write_str("its quota or credit is used up"),
             OutReason::Disabled(why) => f.write_str(why),
         }
@@ -38,6 +41,8 @@ pub enum HoldReason {
     Backoff,
     /// The provider named a time beyond the ceiling: the org is parked, and asked by one call now and then.
     Parked,
+    /// Its quota or credit is used up, and the provider named the date on which access comes back.
+    OutOfQuota,
 }
 
 impl fmt::Display for HoldReason {
@@ -46,6 +51,33 @@ impl fmt::Display for HoldReason {
             HoldReason::Hint => "refused with a hint",
             HoldReason::Backoff => "refused without a hint",
             HoldReason::Parked => "refused with a hint beyond the ceiling",
+            HoldReason::OutOfQuota => "its quota or credit is used up until a date",
+        })
+    }
+}
+
+/// An org's circuit: whether it fails too often to be asked. See [`health`](crate::health).
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Circuit {
+    /// It is asked.
+    #[default]
+    Closed,
+    /// It failed too often, and is not asked until then.
+    Open {
+        /// When it is probed.
+        until: Instant,
+    },
+    /// It is probed: a few calls at a time, until their answers tell.
+    HalfOpen,
+}
+
+impl fmt::Display for Circuit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Circuit::Closed => "closed",
+            Circuit::Open { .. } => "open",
+            Circuit::HalfOpen => "half-open",
         })
     }
 }
@@ -205,6 +237,11 @@ pub struct Snapshot {
     /// The limiter's cell; `None` where there is no limiter. Of a whole org the sums, the longest ceiling, and a pace only if
     /// every family has one.
     pub limit: Option<LimitCell>,
+    /// How well it has done lately, `0.0..=1.0`: 1 where nothing is known, and again some time after the last failure. Of a whole org
+    /// that of its worst family.
+    pub health: f64,
+    /// Its circuit; of a whole org that of the family that is worst off.
+    pub circuit: Circuit,
     /// The hold, if one is open; of a whole org the first to end, if every family with a limiter is held.
     pub hold: Option<Hold>,
     /// The last 32 changes of limit and pace, oldest first; of a whole org each is of one of its families.

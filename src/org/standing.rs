@@ -15,6 +15,7 @@ use std::{
 };
 
 use super::{Org, OutReason, lock};
+use crate::observe::Event;
 
 /// Whether an org takes new calls, as its pool has it. An org that is out (a refused key, no credit) is so besides:
 /// [`Org::out_reason`].
@@ -151,6 +152,7 @@ impl Org {
             families.values().inspect(|board| board.mark_out(true)).cloned().collect()
         };
         tracing::warn!(org = self.name(), %reason, "org is out");
+        self.tell(&Event::Out { org: self.of_whole(), reason });
         // First whoever may put another in its place.
         self.tell_identity();
         boards.iter().for_each(|board| board.tell_out());
@@ -166,6 +168,7 @@ impl Org {
             self.board.mark_out(true);
         }
         tracing::warn!(org = self.name(), family = self.model_family().as_str(), %reason, "org is out for this model family");
+        self.tell(&Event::Out { org: self.family(self.model_family()), reason });
         self.tell_identity();
         self.board.tell_out();
     }
@@ -183,6 +186,7 @@ impl Org {
             return false;
         }
         tracing::info!(org = self.name(), "org is brought back");
+        self.tell(&Event::Back { org: self.of_whole() });
         self.tell_identity();
         boards.iter().for_each(|board| board.tell_out());
         true

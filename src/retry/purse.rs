@@ -109,7 +109,8 @@ impl Purses {
             Purse::Closed => Verdict::Return,
             Purse::Elsewhere if said.held_below => Verdict::AtOnce,
             Purse::Elsewhere => Verdict::Return,
-            Purse::Errors => self.error(policy, said, now, roll),
+            Purse::Once if self.counts.of(said.class) > 1 => Verdict::Return,
+            Purse::Once | Purse::Errors => self.error(policy, said, now, roll),
             Purse::Throttles => self.throttle(policy, said, now, roll),
         };
         let again = matches!(verdict, Verdict::AtOnce | Verdict::Wait { .. });
@@ -117,7 +118,7 @@ impl Purses {
     }
 
     fn error(&self, policy: &Policy, said: Said, now: Instant, roll: f64) -> Verdict {
-        let errors = self.counts.paid_by(Purse::Errors);
+        let errors = self.counts.paid_by(Purse::Errors) + self.counts.paid_by(Purse::Once);
         if errors >= policy.max_attempts {
             return Verdict::GiveUp(Exhaustion::Attempts);
         }
@@ -186,7 +187,9 @@ mod tests {
                     (Purse::Closed, ..) | (Purse::Elsewhere, _, false) => Verdict::Return,
                     (Purse::Elsewhere, _, true) | (_, Class::Throttled, true) => Verdict::AtOnce,
                     (Purse::Throttles, ..) => Verdict::Wait { until: now + Duration::from_millis(375), pays: false },
-                    (Purse::Errors, ..) => Verdict::Wait { until: now + Duration::from_millis(250), pays: true },
+                    (Purse::Errors | Purse::Once, ..) => {
+                        Verdict::Wait { until: now + Duration::from_millis(250), pays: true }
+                    }
                 };
                 assert_eq!(verdict, expected, "{class}, held below: {held_below}");
             }
