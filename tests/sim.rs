@@ -638,6 +638,50 @@ async fn over_http_streams_end_with_their_terminal_event() {
     }
 }
 
+#[tokio::test]
+async fn over_http_an_answer_may_turn_out_to_be_an_error() {
+    for (dialect, path, stream) in [
+        (Dialect::Anthropic, "/v1/messages", false),
+        (Dialect::Anthropic, "/v1/messages", true),
+        (Dialect::OpenAi, "/v1/chat/completions", false),
+        (Dialect::OpenAi, "/v1/chat/completions", true),
+    ] {
+        let org = org().in_band(true).latency(Latency::new(5.0, 0.0));
+        let server = Sim::new(config(dialect, org)).unwrap().serve().await.unwrap();
+        let ask = if stream { r#"{"stream":true}"# } else { "{}" };
+        let response = client().request(post(&url(&server, path), ask)).await.unwrap();
+        assert_eq!(response.status(), 200);
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        let text = std::str::from_utf8(&body).unwrap();
+        let error = if stream {
+            let events = events(text);
+            assert!(events.len() > 1, "it comes on the way: {text}");
+            events.last().unwrap().1
+        } else {
+            text
+        };
+        let error: serde_json::Value = serde_json::from_str(error).unwrap();
+        assert_eq!(error["error"]["message"], "Overloaded");
+        let one = server.truth().orgs[0].clone();
+        assert_eq!((one.in_band, one.ok, server.truth().answered_once), (1, 0, 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_429_may_come_without_any_word_on_the_quota() {
+    for (bare, told) in [(false, true), (true, false)] {
+        let org = org().requests_per_minute(60.0).requests_capacity(1.0).bare_429(bare);
+        let sim = Sim::new(config(Dialect::Anthropic, org)).unwrap();
+        assert_eq!(call(&sim.service(), "{}").await.unwrap().status(), 200);
+        let refused = call(&sim.service(), "{}").await.unwrap();
+        assert_eq!(refused.status(), 429);
+        for name in ["retry-after", "anthropic-ratelimit-requests-remaining"] {
+            assert_eq!(header(refused.headers(), name).is_some(), told, "{name}");
+        }
+        assert!(header(refused.headers(), "anthropic-organization-id").is_some());
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_stream_in_openais_dialect_tells_its_usage_only_where_it_is_asked_for() {
     let sim = Sim::new(config(Dialect::OpenAi, org().requests_per_minute(6_000.0))).unwrap();

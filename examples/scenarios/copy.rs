@@ -12,7 +12,7 @@ use tower::Service;
 use tower_quota::{
     drive::Drive,
     org::{Credential, Dialect, Family, Org, Orgs},
-    outcome::BoxError,
+    outcome::{BoxError, Class, Stamp},
     stack::Stack,
 };
 
@@ -68,10 +68,11 @@ impl Task {
     pub(crate) fn request(&self, item: u64) -> Call {
         let (path, model) = self.place();
         let most = self.max_tokens;
+        let stream = if self.stream { r#","stream":true"# } else { "" };
         let body = |text: &str| match self.embeddings {
             true => format!(r#"{{"model":"{model}","input":"{text}"}}"#),
             false => format!(
-                r#"{{"model":"{model}","max_tokens":{most},"messages":[{{"role":"user","content":"{text}"}}]}}"#
+                r#"{{"model":"{model}","max_tokens":{most}{stream},"messages":[{{"role":"user","content":"{text}"}}]}}"#
             ),
         };
         let mut text = format!("judge item {item}");
@@ -109,8 +110,16 @@ where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
 {
     let stack = Stack::new(task.pool(base_url)?);
+    let timeout = task.timeout_s.map(Duration::try_from_secs_f64).transpose()?;
+    let stack = timeout.into_iter().fold(stack, Stack::timeout);
     let bound = task.bound(&stack);
     drive(stack.build(client)?, task, bound).await
+}
+
+/// The bare client's answers are not judged.
+fn is_ok<B>(answer: &Response<B>) -> bool {
+    let class = answer.extensions().get::<Stamp>().map(|stamp| stamp.outcome.class);
+    answer.status().is_success() && class.is_none_or(|class| class == Class::Ok)
 }
 
 /// Does the task through this service.
@@ -124,7 +133,7 @@ where
     let mut shown = 0;
     while let Some((item, result)) = drive.next().await {
         match result {
-            Ok(answer) if answer.status().is_success() => {
+            Ok(answer) if is_ok(&answer) => {
                 report.ok += 1;
                 let bin = (begin.elapsed().as_millis() / BIN.as_millis()) as usize;
                 if report.answered.len() <= bin {
@@ -132,7 +141,10 @@ where
                 }
                 report.answered[bin] += 1;
             }
-            Ok(answer) => eprintln!("item {item}: {}", answer.status()),
+            Ok(answer) => {
+                let class = answer.extensions().get::<Stamp>().map(|stamp| stamp.outcome.class);
+                eprintln!("item {item}: {} {class:?}", answer.status());
+            }
             Err(error) => {
                 shown += 1;
                 if shown <= 5 {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_quota::sim::{BIN, Config, Truth};
+use tower_quota::sim::{BIN, Config, OrgTruth, Truth};
 
 use super::{
     colleague::ColleagueReport,
@@ -21,6 +21,12 @@ pub(crate) struct Measured {
     pub(crate) refused_at_first: f64,
     pub(crate) lost: u64,
     pub(crate) twice: u64,
+    /// Of calls that were let in, those that a fault took away: each is made again, and costs quota twice.
+    pub(crate) wasted: u64,
+    /// All faults, and those of them after which nobody knows whether there was an answer.
+    pub(crate) faults: u64,
+    pub(crate) ambiguous: u64,
+    pub(crate) refused_keys: u64,
     pub(crate) live: usize,
     pub(crate) memory: Option<f64>,
     pub(crate) rate: Option<f64>,
@@ -28,6 +34,7 @@ pub(crate) struct Measured {
     /// Until the first copy is done: the part of the quota all used, and each copy's share.
     pub(crate) shared: Option<(f64, Vec<f64>)>,
     pub(crate) colleague: Option<ColleagueReport>,
+    pub(crate) requests: u64,
     pub(crate) calls: u64,
     pub(crate) peak_kib: u64,
     /// Processor time a call of the client process, and of the bare one, in microseconds.
@@ -60,14 +67,23 @@ impl Measured {
             let part = |tokens: u64| (tokens as f64 * calls as f64 / requests.max(1) as f64) as u64;
             fluid(&left, calls, part(input), part(output))
         };
-        let limit = fluid_of(requests);
+        let sum = |of: fn(&OrgTruth) -> u64| truth.orgs.iter().map(of).sum::<u64>();
+        let ambiguous = sum(|org| org.resets + org.abandoned + org.truncated);
+        let wasted = ambiguous + sum(|org| org.empty + org.in_band + errors(org, 500));
+        let refused_keys = sum(|org| errors(org, 401));
+        let overloaded = sum(|org| errors(org, 529) + errors(org, 503));
+        // What waits for the last attempt's end, in vain, is no quota's fault.
+        let timeout = Duration::try_from_secs_f64(scenario.timeout_s.unwrap_or(0.0)).unwrap_or_default();
+        let limit = fluid_of(requests + wasted);
         let theirs = colleague.unwrap_or_default();
         // What the colleague counted and never came in was not ours either.
         let calls = truth.calls().saturating_sub(theirs.calls);
         Measured {
             wall,
             fluid: limit,
-            ratio: limit.filter(|limit| !limit.is_zero()).map(|limit| wall.div_duration_f64(limit)),
+            ratio: limit
+                .filter(|limit| !limit.is_zero())
+                .map(|limit| wall.saturating_sub(timeout).div_duration_f64(limit)),
             refused: match colleague {
                 Some(_) => truth.throttled_429().saturating_sub(theirs.refused) as f64 / calls.max(1) as f64,
                 None => refused(truth, scenario.after_s, f64::INFINITY),
@@ -75,6 +91,10 @@ impl Measured {
             refused_at_first: refused(truth, 0.0, scenario.after_s),
             lost: requests - copies.iter().map(|copy| copy.ok).sum::<u64>(),
             twice: truth.answered_more,
+            wasted,
+            faults: wasted + overloaded + refused_keys + truth.throttled_429(),
+            ambiguous,
+            refused_keys,
             live: copies.iter().map(|copy| copy.peak_live).max().unwrap_or(0),
             memory: None,
             rate: None,
@@ -95,6 +115,7 @@ impl Measured {
                 (limit / (bins as f64 * bin), shares)
             }),
             colleague,
+            requests,
             calls,
             peak_kib: copies.first().map_or(0, |copy| copy.peak_kib),
             cpu_us: None,
@@ -113,12 +134,23 @@ impl Measured {
         self.colleague.map(|colleague| colleague.refused as f64 / colleague.calls.max(1) as f64)
     }
 
+    /// Calls, as times of the items and the faults that struck.
+    fn wire(&self) -> f64 {
+        self.calls as f64 / (self.requests + self.faults).max(1) as f64
+    }
+
     /// What no table of all scenarios has a column for.
     pub(crate) fn notes(&self) -> Vec<String> {
         let mut notes = vec![];
         if let Some((together, shares)) = &self.shared {
             let shares: Vec<_> = shares.iter().map(|share| format!("{:.1}", share * 100.0)).collect();
             notes.push(format!("together {:.2} % of the quota, shares {}", together * 100.0, shares.join(" : ")));
+        }
+        if self.faults > 0 && self.wasted > 0 {
+            notes.push(format!(
+                "{} faults, {} of them wasted quota, {} left open whether there was an answer; {} keys refused; {:.3} calls for each of an item or a fault",
+                self.faults, self.wasted, self.ambiguous, self.refused_keys, self.wire()
+            ));
         }
         if let (Some(colleague), Some(refused)) = (self.colleague, self.colleague_refused()) {
             notes.push(format!("the colleague: {} calls, {:.3} % refused", colleague.calls, refused * 100.0));
@@ -140,7 +172,10 @@ pub(crate) fn missed(scenario: &Scenario, runs: &[Measured]) -> Vec<String> {
     // What must never happen is asked of every run, not of the median.
     for (what, count) in [
         ("lost", runs.iter().map(|run| run.lost).sum::<u64>()),
-        ("answered twice", runs.iter().map(|run| run.twice).sum()),
+        (
+            "answered twice",
+            runs.iter().map(|run| run.twice.saturating_sub(bars.wire.map_or(0, |_| run.ambiguous))).sum(),
+        ),
     ] {
         if count > 0 {
             missed.push(format!("{count} {what}"));
@@ -154,6 +189,8 @@ pub(crate) fn missed(scenario: &Scenario, runs: &[Measured]) -> Vec<String> {
         ("refused", of(&|run| Some(run.refused)), bars.refused),
         ("the colleague's refused", of(&|run| run.colleague_refused()), bars.colleague_refused),
         ("shares' difference", of(&|run| run.unequal()), bars.unequal),
+        ("calls", of(&|run| Some(run.wire())), bars.wire),
+        ("refused keys", of(&|run| Some(run.refused_keys as f64)), bars.refused_keys.map(|keys| keys as f64)),
         ("live", Some(live as f64), bars.live.map(|live| live as f64)),
         ("memory", of(&|run| run.memory), bars.memory),
         ("black hole's first second", Some(hole.0 as f64), bars.black_hole.as_ref().map(|b| b.first_second as f64)),
@@ -176,6 +213,10 @@ pub(crate) fn missed(scenario: &Scenario, runs: &[Measured]) -> Vec<String> {
         }
     }
     missed
+}
+
+fn errors(org: &OrgTruth, status: u16) -> u64 {
+    org.errors.get(&status).copied().unwrap_or(0)
 }
 
 pub(crate) fn median<T: PartialOrd + Copy>(values: impl Iterator<Item = T>) -> Option<T> {

@@ -34,6 +34,11 @@ pub(crate) struct Scenario {
     pub(crate) against_bare: bool,
     /// The most calls in flight an org, instead of the default.
     pub(crate) cap: Option<usize>,
+    /// How long one attempt may take. What the last one waits for in vain is not held against the ratio.
+    pub(crate) timeout_s: Option<f64>,
+    /// Answers as streams.
+    #[serde(default)]
+    pub(crate) stream: bool,
     /// How many logical requests a copy keeps alive, instead of twice what the orgs take at once.
     pub(crate) offered: Option<usize>,
     /// So many client processes share the requests and the orgs.
@@ -97,6 +102,11 @@ pub(crate) struct Bars {
     pub(crate) unequal: Option<f64>,
     /// This org refuses everything: the most calls in its first second, and in any second after.
     pub(crate) black_hole: Option<BlackHole>,
+    /// The most calls, as times of the items and the faults that struck. Then an item may be answered twice where a fault left open
+    /// whether it was.
+    pub(crate) wire: Option<f64>,
+    /// The most calls that are refused for want of a key, of any org.
+    pub(crate) refused_keys: Option<u64>,
     /// The most logical requests alive.
     pub(crate) live: Option<usize>,
     /// The most peak memory against a tenth of the items.
@@ -152,6 +162,8 @@ impl Variant<'_> {
             seed: config.seed,
             max_tokens: self.max_tokens,
             prompt_tokens: self.scenario.prompt_tokens,
+            timeout_s: self.scenario.timeout_s,
+            stream: self.scenario.stream,
             cap: self.scenario.cap,
             offered: self.scenario.offered,
             orgs: config.orgs.iter().map(|org| (org.name.clone(), org.key.expose().to_owned())).collect(),
@@ -169,6 +181,8 @@ pub(crate) struct Task {
     pub(crate) seed: u64,
     pub(crate) max_tokens: u64,
     pub(crate) prompt_tokens: Option<[u64; 2]>,
+    pub(crate) timeout_s: Option<f64>,
+    pub(crate) stream: bool,
     pub(crate) cap: Option<usize>,
     pub(crate) offered: Option<usize>,
     /// Names and keys.

@@ -241,6 +241,10 @@ pub struct OrgConfig {
     pub truncate: Chance,
     /// A 200 with an empty list for an answer.
     pub empty: Chance,
+    /// A 200 with an error for an answer: alone in the body, or in a stream half way, which then ends.
+    pub in_band: Chance,
+    /// A refusal for want of quota comes without a wait and without quota headers.
+    pub bare_429: Chance,
     /// What changes during the run.
     pub schedule: Vec<Step>,
 }
@@ -274,6 +278,8 @@ impl Default for OrgConfig {
             hang: Chance::default(),
             truncate: Chance::default(),
             empty: Chance::default(),
+            in_band: Chance::default(),
+            bare_429: Chance::default(),
             schedule: Vec::new(),
         }
     }
@@ -346,6 +352,10 @@ impl OrgConfig {
         truncate: impl Into<Chance> => truncate.into();
         /// Sets [`empty`](Self::empty).
         empty: impl Into<Chance> => empty.into();
+        /// Sets [`in_band`](Self::in_band).
+        in_band: impl Into<Chance> => in_band.into();
+        /// Sets [`bare_429`](Self::bare_429).
+        bare_429: impl Into<Chance> => bare_429.into();
     }
 
     pub(super) fn id(&self) -> &str {
@@ -382,7 +392,7 @@ impl OrgConfig {
             if rules.output_tokens_range.is_some_and(|[shortest, longest]| shortest > longest) {
                 return wrong("the shortest answer must not be longer than the longest");
             }
-            if !rules.faults().iter().all(|c| (0.0..=1.0).contains(&c.0)) {
+            if !rules.faults().iter().chain([&rules.bare_429]).all(|c| (0.0..=1.0).contains(&c.0)) {
                 return wrong("a chance must lie between 0 and 1");
             }
             rules.latency.unwrap_or_default().validate(&self.name)?;
@@ -396,7 +406,7 @@ impl OrgConfig {
         }
     }
 
-    pub(super) fn faults(&self) -> [Chance; 8] {
+    pub(super) fn faults(&self) -> [Chance; 9] {
         [
             self.unauthorised,
             self.black_hole,
@@ -406,6 +416,7 @@ impl OrgConfig {
             self.hang,
             self.truncate,
             self.empty,
+            self.in_band,
         ]
     }
 
@@ -425,7 +436,7 @@ impl OrgConfig {
         }
         take!(
             capacity_s, output_tokens_p50, retry_after, unauthorised, black_hole, black_hole_wait_s, overloaded,
-            error_5xx, reset, hang, truncate, empty;
+            error_5xx, reset, hang, truncate, empty, in_band, bare_429;
             requests_per_minute, input_tokens_per_minute, output_tokens_per_minute, tokens_per_minute,
             requests_capacity, input_tokens_capacity, output_tokens_capacity, tokens_capacity, output_tokens_range,
             max_concurrency, latency
@@ -526,6 +537,10 @@ pub struct Change {
     pub truncate: Option<Chance>,
     /// See [`OrgConfig::empty`].
     pub empty: Option<Chance>,
+    /// See [`OrgConfig::in_band`].
+    pub in_band: Option<Chance>,
+    /// See [`OrgConfig::bare_429`].
+    pub bare_429: Option<Chance>,
 }
 
 impl Latency {
@@ -570,6 +585,8 @@ mod tests {
             org().requests_per_minute(-1.0),
             org().capacity_s(f64::NAN),
             org().black_hole(1.5),
+            org().in_band(1.5),
+            org().bare_429(-0.5),
             org().latency(Latency::new(f64::INFINITY, 0.3)),
             org().tokens_per_minute(-1.0),
             org().tokens_capacity(f64::NAN),

@@ -20,18 +20,33 @@ pub(super) struct Ask {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Verdict {
     Unauthorised,
-    Refused { wait: Duration, form: RetryAfter, what: &'static str },
-    Overloaded { status: u16 },
+    Refused {
+        wait: Duration,
+        form: RetryAfter,
+        what: &'static str,
+        /// Without a word on the quota.
+        bare: bool,
+    },
+    Overloaded {
+        status: u16,
+    },
     ServerError,
     Reset,
     Hang,
-    Answer { latency: Duration, input_tokens: u64, output_tokens: u64, cut: bool, flaw: Option<Flaw> },
+    Answer {
+        latency: Duration,
+        input_tokens: u64,
+        output_tokens: u64,
+        cut: bool,
+        flaw: Option<Flaw>,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flaw {
     Truncated,
     Empty,
+    InBand,
 }
 
 /// How a call ended that was let in.
@@ -42,6 +57,7 @@ pub(super) enum Ending {
     },
     Empty,
     Truncated,
+    InBand,
     /// The client went away first.
     Abandoned,
     /// Already counted on arrival: an error.
@@ -141,7 +157,7 @@ impl OrgModel {
         }
         if self.rules.black_hole.strikes(&mut self.rng) {
             let wait = seconds(self.rules.black_hole_wait_s);
-            return Verdict::Refused { wait, form, what: "requests per minute" };
+            return Verdict::Refused { wait, form, what: "requests per minute", bare: false };
         }
         if self.rules.overloaded.strikes(&mut self.rng) {
             return Verdict::Overloaded { status: self.overloaded_status };
@@ -161,7 +177,7 @@ impl OrgModel {
         if !self.unlimited {
             if self.rules.max_concurrency.is_some_and(|max| self.admitted >= max) {
                 let wait = seconds(latency.p50_ms / 1e3);
-                return Verdict::Refused { wait, form, what: "number of concurrent connections" };
+                return Verdict::Refused { wait, form, what: "number of concurrent connections", bare: false };
             }
             let costs = [1.0, input as f64, output as f64, (input + output) as f64];
             let names =
@@ -177,7 +193,7 @@ impl OrgModel {
                 }
             }
             if let Some((wait, what)) = refused {
-                return Verdict::Refused { wait, form, what };
+                return Verdict::Refused { wait, form, what, bare: self.rules.bare_429.strikes(&mut self.rng) };
             }
             for (bucket, cost) in self.buckets.iter_mut().zip(costs) {
                 if let Some(bucket) = bucket {
@@ -198,6 +214,8 @@ impl OrgModel {
             Some(Flaw::Truncated)
         } else if self.rules.empty.strikes(&mut self.rng) {
             Some(Flaw::Empty)
+        } else if self.rules.in_band.strikes(&mut self.rng) {
+            Some(Flaw::InBand)
         } else {
             None
         };

@@ -21,7 +21,7 @@ use tokio::time::{Instant, Sleep};
 use tower_service::Service;
 
 use super::bucket::{PerResource, View};
-use super::config::{Config, ConfigError};
+use super::config::{Config, ConfigError, RetryAfter};
 use super::model::{Ask, Ending, Flaw, OrgModel, Verdict};
 use super::truth::{Levels, Truth};
 use super::wire::{self, Asked, Failure, Head, Success};
@@ -200,10 +200,11 @@ impl State {
             Verdict::Unauthorised => fail(Failure::unauthorised()),
             Verdict::Overloaded { status } => fail(Failure::overloaded(status)),
             Verdict::ServerError => fail(Failure::internal()),
-            Verdict::Refused { wait, form, what } => {
+            Verdict::Refused { wait, form, what, bare } => {
                 let flight = flight(Ending::Counted);
+                let views = if bare { PerResource::default() } else { views };
                 let mut response = self.failure(Some(place), number, views, wall, Failure::refused(what), flight);
-                wire::write_wait(response.headers_mut(), form, wait, wall);
+                wire::write_wait(response.headers_mut(), if bare { RetryAfter::None } else { form }, wait, wall);
                 Decision::Now(Ok(response))
             }
             Verdict::Reset => {
@@ -230,6 +231,7 @@ impl State {
                     None => Ending::Ok { id: item },
                     Some(Flaw::Empty) => Ending::Empty,
                     Some(Flaw::Truncated) => Ending::Truncated,
+                    Some(Flaw::InBand) => Ending::InBand,
                 });
                 let head = self.head(Some(place), number, views, wall);
                 let end = arrived + latency;
@@ -242,12 +244,20 @@ impl State {
                     if cut_short {
                         parts.truncate(parts.len() / 2);
                     }
+                    if flaw == Some(Flaw::InBand) {
+                        let half = parts.len() / 2;
+                        parts.truncate(half + 1);
+                        parts[half].1 = wire::error_event(dialect);
+                    }
                     let first = parts.first().map_or(end, |p| p.0);
                     let kind = Kind::Parts { parts: parts.into_iter(), length: None, cut: cut_short, timer: None };
                     let headers = head.write(Success::EVENTS);
                     return Decision::At(first, respond(StatusCode::OK, headers, SimBody { kind, flight }));
                 }
-                let text = success.json();
+                let text = match flaw {
+                    Some(Flaw::InBand) => Failure::overloaded(529).body(dialect),
+                    _ => success.json(),
+                };
                 let headers = head.write(Success::CONTENT);
                 let kind = match cut_short {
                     false => Kind::Whole(text),

@@ -48,8 +48,8 @@ impl Truth {
 
 /// What one org saw.
 ///
-/// Once nothing is in flight, `calls` is the sum of `ok`, `empty`, `truncated`, `abandoned`, `throttled_429`, `resets`
-/// and all `errors`.
+/// Once nothing is in flight, `calls` is the sum of `ok`, `empty`, `truncated`, `in_band`, `abandoned`, `throttled_429`,
+/// `resets` and all `errors`.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct OrgTruth {
@@ -69,6 +69,8 @@ pub struct OrgTruth {
     pub empty: u64,
     /// 200 answers cut short by the fault.
     pub truncated: u64,
+    /// 200 answers with an error in them, completely sent. They do not count as `ok`, nor as answers to their items.
+    pub in_band: u64,
     /// Calls the client left before they were answered completely; calls that hang end so.
     pub abandoned: u64,
     /// Requests from their arrival until their answer is fully sent, now. Refused ones count too.
@@ -164,6 +166,7 @@ impl Ledger {
             }
             Ending::Empty => self.seen.empty += 1,
             Ending::Truncated => self.seen.truncated += 1,
+            Ending::InBand => self.seen.in_band += 1,
             Ending::Abandoned => self.seen.abandoned += 1,
             Ending::Counted => {}
         }

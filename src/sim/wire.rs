@@ -353,6 +353,17 @@ pub(super) struct Success<'a> {
     pub(super) include_usage: bool,
 }
 
+/// An answer that turns out to be an error: the one event of a stream that says so.
+pub(super) fn error_event(dialect: Dialect) -> Bytes {
+    let data = Failure::overloaded(529).body(dialect);
+    let data = String::from_utf8_lossy(&data);
+    match dialect {
+        Dialect::Anthropic => event("error", &data),
+        Dialect::OpenAi => format!("data: {data}\n\n"),
+    }
+    .into()
+}
+
 impl Success<'_> {
     pub(super) const CONTENT: HeaderValue = JSON;
     pub(super) const EVENTS: HeaderValue = EVENTS;
