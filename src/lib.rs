@@ -66,6 +66,7 @@
 //! | one layer in a stack of your own | [`aimd`], [`quota`], [`balance`], [`retry`], [`judge`], [`auth`] |
 //! | the orgs, their keys, what each is doing now | [`org`] |
 //! | to change limits, weights and the pool while it runs | [`balance`](balance#live-control) |
+//! | to refuse what no provider would take, before it is sent | [`guard`] |
 //! | what an answer means, and what that implies | [`outcome`] |
 //! | every way a provider says "not before" | [`hint`] |
 //! | every way a provider tells a quota, and one of your own | [`dialect`] |
@@ -94,7 +95,9 @@ pub mod call;
 pub mod client;
 pub mod dialect;
 pub mod drive;
+mod frame;
 mod gate;
+pub mod guard;
 pub mod headroom;
 pub mod hint;
 pub mod judge;

@@ -131,8 +131,9 @@ use crate::{
     auth::{OrgAuth, OrgAuthLayer},
     balance::{MAX_UNBOUND, Members, OrgBalance, OrgBalanceLayer},
     dialect::ReadQuota,
+    guard::{Guard, GuardLayer, SystemRole},
     judge::{JudgeLayer, JudgeService},
-    org::{BuildError, Family, Org, Orgs},
+    org::{BuildError, Dialect, Family, Org, Orgs},
     outcome::Stamped,
     quota::{QuotaHeader, QuotaHeaderLayer},
     retry::{RateLimitRetry, RateLimitRetryLayer},
@@ -143,7 +144,7 @@ pub type Member<S> = AimdLimit<QuotaHeader<JudgeService<OrgAuth<S>>>, Stamped>;
 
 /// The whole stack around the client `S`. Its pool is changed while it runs through
 /// [`members`](RateLimitRetry::members).
-pub type Stacked<S> = RateLimitRetry<OrgBalance<Member<S>>>;
+pub type Stacked<S> = RateLimitRetry<Guard<OrgBalance<Member<S>>, SystemRole>>;
 
 /// Builds the ready-made stack.
 #[derive(Clone)]
@@ -154,6 +155,7 @@ pub struct Stack {
     judge: JudgeLayer,
     timeout: Option<Duration>,
     spares: bool,
+    guard: bool,
     retry: RateLimitRetryLayer,
 }
 
@@ -162,7 +164,8 @@ impl Stack {
     #[must_use]
     pub fn new(orgs: Orgs) -> Self {
         let (judge, retry) = (JudgeLayer::new(), RateLimitRetryLayer::new());
-        Stack { orgs, limit: Settings::default(), dialect: None, judge, timeout: None, spares: true, retry }
+        let guard = orgs.dialect() == Dialect::Anthropic;
+        Stack { orgs, limit: Settings::default(), dialect: None, judge, timeout: None, spares: true, guard, retry }
     }
 
     /// How limits move and how high they may go.
@@ -200,6 +203,14 @@ impl Stack {
     #[must_use]
     pub fn spares(mut self, spares: bool) -> Self {
         self.spares = spares;
+        self
+    }
+
+    /// Whether a message of the role `system` within `messages` is refused before anything is sent: see
+    /// [`guard`](crate::guard). Default: for orgs that speak Anthropic's API.
+    #[must_use]
+    pub fn guard(mut self, guard: bool) -> Self {
+        self.guard = guard;
         self
     }
 
@@ -255,7 +266,7 @@ impl Stack {
         self.orgs.iter().try_for_each(check)?;
         // As many as a driver keeps alive of one family, or the orgs' slots would not all find a call waiting.
         let live = self.limit.caps().families().chain([Family::default()]).map(|family| self.live_bound(&family)).max();
-        let Stack { orgs, limit, dialect, judge, timeout, spares, retry } = self;
+        let Stack { orgs, limit, dialect, judge, timeout, spares, guard, retry } = self;
         let judge = timeout.into_iter().fold(judge, JudgeLayer::timeout);
         let balance = OrgBalanceLayer::new(orgs, move |org: &Org, client: C| {
             let auth = OrgAuthLayer::new(org).expect("every org is checked before it is a member");
@@ -266,7 +277,8 @@ impl Stack {
             AimdLimitLayer::with_settings(org, &limit).classify(Stamped).layer(metered)
         });
         let balance = balance.check(check).spares(spares).max_unbound(live.unwrap_or(0).max(MAX_UNBOUND))?;
-        Ok(retry.layer(balance.layer(client)))
+        let guard = if guard { GuardLayer::new(SystemRole) } else { GuardLayer::open() };
+        Ok(retry.layer(guard.layer(balance.layer(client))))
     }
 }
 
@@ -275,6 +287,14 @@ impl<M: Clone + Send + 'static> RateLimitRetry<OrgBalance<M>> {
     #[must_use]
     pub fn members(&self) -> Members {
         self.get_ref().members()
+    }
+}
+
+impl<M: Clone + Send + 'static, G> RateLimitRetry<Guard<OrgBalance<M>, G>> {
+    /// A handle to the pool while the stack runs: orgs join, go, are disabled and drained.
+    #[must_use]
+    pub fn members(&self) -> Members {
+        self.get_ref().get_ref().members()
     }
 }
 

@@ -7,9 +7,10 @@ use std::{
 };
 
 /// Each in a folder of its own.
-const LAYERS: [&str; 6] = ["aimd", "auth", "balance", "judge", "quota", "retry"];
+const LAYERS: [&str; 7] = ["aimd", "auth", "balance", "guard", "judge", "quota", "retry"];
 /// What layers stand on.
-const GROUND: [&str; 10] = ["call", "dialect", "gate", "hint", "line", "observe", "org", "outcome", "pool", "tail"];
+const GROUND: [&str; 11] =
+    ["call", "dialect", "frame", "gate", "hint", "line", "observe", "org", "outcome", "pool", "tail"];
 /// What stands on the layers.
 const ABOVE: [&str; 4] = ["client", "drive", "headroom", "stack"];
 

@@ -163,6 +163,11 @@ impl Law {
     }
 
     /// The changes since this was last asked.
+    /// The changes since they were last asked for.
+    pub(crate) fn news(&self) -> &[Change] {
+        &self.changes
+    }
+
     pub(crate) fn changes(&mut self) -> std::vec::Drain<'_, Change> {
         self.changes.drain(..)
     }

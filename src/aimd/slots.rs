@@ -13,7 +13,8 @@ use super::{
 };
 use crate::{
     gate::{Admission, Clock, Gate},
-    org::Org,
+    observe::Event,
+    org::{Hold, Org},
     outcome::Outcome,
 };
 
@@ -23,13 +24,15 @@ pub(crate) struct Slots {
     org: Org,
     /// Woken when the org is retuned.
     tuner: Option<Waker>,
+    /// The hold that observers were told of last.
+    told: Option<Hold>,
 }
 
 pub(crate) type SlotGate = Gate<Slots>;
 
 pub(crate) fn slots(org: &Org, settings: &Settings) -> Arc<SlotGate> {
     let law = Law::new(settings.clone(), settings.caps.of(org), fastrand::Rng::new());
-    let gate = Gate::new(Slots { law, in_flight: 0, org: org.clone(), tuner: None });
+    let gate = Gate::new(Slots { law, in_flight: 0, org: org.clone(), tuner: None, told: None });
     let tuner = Waker::from(Arc::new(Tuner(Arc::downgrade(&gate))));
     org.watch_tuning(&tuner);
     gate.update(|slots, now| {
@@ -49,30 +52,29 @@ impl Wake for Tuner {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if let Some(gate) = self.0.upgrade() {
-            gate.update(Slots::retune);
+            let news = gate.update(Slots::retune);
+            news.tell();
         }
     }
 }
 
 impl Slots {
-    fn retune(&mut self, now: Instant) {
+    fn retune(&mut self, now: Instant) -> News {
         self.law.retune(self.org.tuning(), now);
-        self.write();
+        self.write()
     }
 
     /// An answer was read. The limit, if a refusal moved it.
-    fn report(&mut self, admitted: Admitted, outcome: Outcome, clock: &mut Clock) -> Option<f64> {
+    fn report(&mut self, admitted: Admitted, outcome: Outcome, clock: &mut Clock) -> (Option<f64>, News) {
         self.law.quota_told(self.org.quota_told());
         if self.law.counted(admitted, outcome) {
-            return None;
+            return (None, News::default());
         }
         let moved = self.law.answered(admitted, outcome, self.in_flight, clock.read());
         let cuts = outcome.class.implies().cuts;
         // The count of refusals is on the board too, also of those that moved nothing.
-        if moved || cuts {
-            self.write();
-        }
-        (moved && cuts).then(|| self.law.limit())
+        let news = if moved || cuts { self.write() } else { News::default() };
+        ((moved && cuts).then(|| self.law.limit()), news)
     }
 
     /// A slot is free again. The org, if somebody waits for it to be idle.
@@ -82,8 +84,32 @@ impl Slots {
         self.org.write_in_flight(self.in_flight).then(|| self.org.clone())
     }
 
-    fn write(&mut self) {
+    /// Writes it all on the board. What is new is for telling, under no lock.
+    fn write(&mut self) -> News {
+        let mut news = News::default();
+        if self.org.is_observed() {
+            let org = &self.org;
+            news.0.extend(self.law.news().iter().map(|change| Event::Limit { org: org.clone(), change: *change }));
+            let hold = self.law.hold().filter(|hold| self.told != Some(*hold));
+            news.0.extend(hold.map(|hold| Event::Held { org: org.clone(), hold }));
+            self.told = self.law.hold();
+        }
         self.org.write_limit(self.law.cell(), self.law.hold(), self.law.changes());
+        news
+    }
+}
+
+/// What observers are to be told, under no lock.
+#[derive(Default)]
+struct News(Vec<Event>);
+
+impl News {
+    fn tell(self) {
+        for event in self.0 {
+            if let Event::Limit { org, .. } | Event::Held { org, .. } = &event {
+                org.tell(&event);
+            }
+        }
     }
 }
 
@@ -139,6 +165,7 @@ pub struct Permit {
 /// What is to be done under no lock once an answer is reported, or a slot given back.
 struct After {
     throttled: Option<f64>,
+    news: News,
     idle: Option<Org>,
 }
 
@@ -150,16 +177,16 @@ impl Permit {
     /// Reports what the answer means, once, and keeps the slot.
     pub(crate) fn report(&self, outcome: Outcome) {
         let Some(gate) = &self.gate else { return };
-        let throttled = gate.update_by(|slots, clock| slots.report(self.admitted, outcome, clock));
-        After { throttled, idle: None }.see_to(gate, outcome);
+        let (throttled, news) = gate.update_by(|slots, clock| slots.report(self.admitted, outcome, clock));
+        After { throttled, news, idle: None }.see_to(gate, outcome);
     }
 
     /// Reports what the answer means and gives the slot back, in one.
     pub(crate) fn finish(mut self, outcome: Outcome) {
         let Some(gate) = self.gate.take() else { return };
-        let after = gate.update_by(|slots, clock| After {
-            throttled: slots.report(self.admitted, outcome, clock),
-            idle: slots.give_back(self.admitted),
+        let after = gate.update_by(|slots, clock| {
+            let (throttled, news) = slots.report(self.admitted, outcome, clock);
+            After { throttled, news, idle: slots.give_back(self.admitted) }
         });
         after.see_to(&gate, outcome);
     }
@@ -178,6 +205,7 @@ impl After {
                 "throttled"
             );
         }
+        self.news.tell();
         if let Some(org) = self.idle {
             org.tell_idle();
         }

@@ -1,15 +1,10 @@
 //! What a request's body tells of its cost.
 
-use std::{
-    pin::pin,
-    task::{Context, Poll, Waker},
-};
-
-use bytes::Buf;
 use http::Request;
 use http_body::Body;
 
 use super::cost::{Cost, Estimate};
+use crate::frame;
 
 /// The default estimate: reads the request's body.
 ///
@@ -36,19 +31,9 @@ impl<B: Body + Clone> Estimate<Request<B>> for ByBody {
         match hint.exact() {
             None => Cost::of_bytes(hint.lower()),
             Some(0) => Cost::default(),
-            Some(bytes) => Cost::of_bytes(bytes).output_bound(first_frame(request.body(), most_output)),
+            Some(bytes) => Cost::of_bytes(bytes).output_bound(frame::whole(request.body(), most_output)),
         }
     }
-}
-
-/// What `read` finds in a body that gives all of itself at once and in one piece.
-fn first_frame<B: Body + Clone, T>(body: &B, read: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
-    let mut clone = pin!(body.clone());
-    let polled = clone.as_mut().poll_frame(&mut Context::from_waker(Waker::noop()));
-    let Poll::Ready(Some(Ok(frame))) = polled else { return None };
-    let data = frame.into_data().ok()?;
-    let whole = clone.is_end_stream() && data.chunk().len() == data.remaining();
-    if whole { read(data.chunk()) } else { None }
 }
 
 /// The most output tokens that a request's body allows: the largest bound that it names, for each of its choices.
@@ -138,7 +123,14 @@ impl Depth<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::VecDeque, convert::Infallible, pin::Pin};
+    use std::{
+        collections::VecDeque,
+        convert::Infallible,
+        pin::Pin,
+        task::{Context, Poll},
+    };
+
+    use bytes::Buf;
 
     use bytes::Bytes;
     use http_body::{Frame, SizeHint};
