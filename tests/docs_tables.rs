@@ -8,7 +8,7 @@ use std::{
 };
 
 /// The layers of the matrix, from the wire up.
-const LAYERS: [&str; 8] = ["judge", "auth", "quota", "aimd", "balance", "retry", "drive", "stack"];
+const LAYERS: [&str; 9] = ["judge", "auth", "quota", "aimd", "balance", "guard", "retry", "drive", "stack"];
 const CONTRACTS: usize = 9;
 const TRAPS: usize = 30;
 /// The cases, by family. Ids have gaps.
