@@ -87,7 +87,8 @@ pub(crate) fn request(path: PathAndQuery, family: Family, body: Bytes, tries: Tr
 const fn word(class: Class) -> &'static str {
     match class {
         Class::Throttled | Class::ThrottledRequest => "rate_limited",
-        Class::Overloaded | Class::Transport | Class::Rejected | Class::Local => "transient",
+        Class::Overloaded | Class::Transport | Class::Unprocessed => "transient",
+        Class::Empty | Class::Rejected | Class::Local => "transient",
         other => other.name(),
     }
 }
