@@ -76,6 +76,7 @@ impl Measured {
         let timeout = Duration::try_from_secs_f64(scenario.timeout_s.unwrap_or(0.0)).unwrap_or_default();
         let limit = fluid_of(requests + wasted);
         let theirs = colleague.unwrap_or_default();
+        let answered = if colleague.is_some() { requests } else { truth.answered_once + truth.answered_more };
         // What the colleague counted and never came in was not ours either.
         let calls = truth.calls().saturating_sub(theirs.calls);
         Measured {
@@ -89,7 +90,8 @@ impl Measured {
                 None => refused(truth, scenario.after_s, f64::INFINITY),
             },
             refused_at_first: refused(truth, 0.0, scenario.after_s),
-            lost: requests - copies.iter().map(|copy| copy.ok).sum::<u64>(),
+            // By our account, and by the provider's: an empty answer is none.
+            lost: requests - copies.iter().map(|copy| copy.ok).sum::<u64>().min(answered),
             twice: truth.answered_more,
             wasted,
             faults: wasted + overloaded + refused_keys + truth.throttled_429(),
