@@ -21,6 +21,7 @@ use tower_quota::{
     balance::OrgBalanceLayer,
     client,
     drive::Drive,
+    health::OrgHealthLayer,
     judge::{Answer, JudgeLayer},
     org::{Credential, Org, Orgs},
     outcome::{Class, Classify, Error, Outcome, Stamp, Stamped},
@@ -78,6 +79,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 tracing::info!(status = answer.status().as_u16(), ?latency, "answered");
             });
         ServiceBuilder::new()
+            .layer(OrgHealthLayer::new(org).classify(Stamped))
             .layer(AimdLimitLayer::new(org).classify(Stamped))
             .layer(QuotaHeaderLayer::new(org))
             // It makes up an answer, and above the judge there is a body for it.

@@ -20,6 +20,7 @@ use tower_quota::{
     aimd::AimdLimitLayer,
     auth::OrgAuthLayer,
     drive::Drive,
+    health::OrgHealthLayer,
     judge::JudgeLayer,
     org::{BuildError, Credential, Org},
     outcome::Stamped,
@@ -31,6 +32,7 @@ use tower_quota::{
 /// The stack under test. It takes any client: hyper's in earnest, a mock or the simulated provider in a test.
 fn one_org<S>(org: &Org, client: S) -> Result<Member<S>, BuildError> {
     Ok(ServiceBuilder::new()
+        .layer(OrgHealthLayer::new(org).classify(Stamped))
         .layer(AimdLimitLayer::new(org).classify(Stamped))
         .layer(QuotaHeaderLayer::new(org))
         .layer(JudgeLayer::new().timeout(Duration::from_secs(60)).scrub(org))

@@ -17,6 +17,7 @@
 //!   retry            two purses: errors, and 429s apart; hands the request back when it cannot go on
 //!     org balance    the less loaded of two ready orgs; one line a model family; no Buffer, no task
 //!       per member (an org × a model family):
+//!       health       out when dead, not ready while it fails, then probed
 //!       aimd limit   slots: cut on 429, grown while full and clean, held on the hint
 //!       quota header pace by what the provider says remains
 //!       judge        reads the answer once, says what it means, stamps it for everyone above
@@ -63,7 +64,7 @@
 //! | you want | look at |
 //! |---|---|
 //! | the ready-made composition | [`stack`] |
-//! | one layer in a stack of your own | [`aimd`], [`quota`], [`balance`], [`retry`], [`judge`], [`auth`] |
+//! | one layer in a stack of your own | [`aimd`], [`quota`], [`health`], [`balance`], [`retry`], [`judge`], [`auth`] |
 //! | the orgs, their keys, what each is doing now | [`org`] |
 //! | to change limits, weights and the pool while it runs | [`balance`](balance#live-control) |
 //! | to refuse what no provider would take, before it is sent | [`guard`] |
@@ -99,6 +100,7 @@ mod frame;
 mod gate;
 pub mod guard;
 pub mod headroom;
+pub mod health;
 pub mod hint;
 pub mod judge;
 mod line;

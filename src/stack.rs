@@ -4,6 +4,7 @@
 //! retry          two purses: errors, and 429s apart
 //!   org balance  the less loaded of two ready orgs; one line a model family
 //!     per org and model family:
+//!     org health     dead orgs are out, failing ones are not ready
 //!     aimd limit     slots
 //!     quota header   pace
 //!     judge          reads the answer once, says what it means
@@ -91,8 +92,8 @@
 //! # let orgs = tower_quota::org::Orgs::new([tower_quota::org::Org::new("research")])?;
 //! use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 //! use tower_quota::{
-//!     aimd::AimdLimitLayer, auth::OrgAuthLayer, balance::OrgBalanceLayer, judge::JudgeLayer, org::Org, outcome::Stamped,
-//!     quota::QuotaHeaderLayer, retry::RateLimitRetryLayer,
+//!     aimd::AimdLimitLayer, auth::OrgAuthLayer, balance::OrgBalanceLayer, health::OrgHealthLayer, judge::JudgeLayer, org::Org,
+//!     outcome::Stamped, quota::QuotaHeaderLayer, retry::RateLimitRetryLayer,
 //! };
 //!
 //! let check = |org: &Org| OrgAuthLayer::new(org).map(drop);
@@ -100,6 +101,7 @@
 //! let member = |org: &Org, client| {
 //!     let auth = OrgAuthLayer::new(org).expect("every org is checked before");
 //!     ServiceBuilder::new()
+//!         .layer(OrgHealthLayer::new(org).classify(Stamped))
 //!         .layer(AimdLimitLayer::new(org).classify(Stamped))
 //!         .layer(QuotaHeaderLayer::new(org))
 //!         .layer(JudgeLayer::new().scrub(org))
@@ -132,6 +134,7 @@ use crate::{
     balance::{MAX_UNBOUND, Members, OrgBalance, OrgBalanceLayer},
     dialect::ReadQuota,
     guard::{Guard, GuardLayer, SystemRole},
+    health::{Breaker, CircuitBreaker, OrgHealth, OrgHealthLayer},
     judge::{JudgeLayer, JudgeService},
     org::{BuildError, Dialect, Family, Org, Orgs},
     outcome::Stamped,
@@ -140,7 +143,7 @@ use crate::{
 };
 
 /// One org's stack for one model family, around the client `S`.
-pub type Member<S> = AimdLimit<QuotaHeader<JudgeService<OrgAuth<S>>>, Stamped>;
+pub type Member<S> = OrgHealth<AimdLimit<QuotaHeader<JudgeService<OrgAuth<S>>>, Stamped>, Stamped>;
 
 /// The whole stack around the client `S`. Its pool is changed while it runs through
 /// [`members`](RateLimitRetry::members).
@@ -150,6 +153,7 @@ pub type Stacked<S> = RateLimitRetry<Guard<OrgBalance<Member<S>>, SystemRole>>;
 #[derive(Clone)]
 pub struct Stack {
     orgs: Orgs,
+    breaker: Arc<dyn Fn(&Org) -> Box<dyn Breaker> + Send + Sync>,
     limit: Settings,
     dialect: Option<Arc<dyn ReadQuota>>,
     judge: JudgeLayer,
@@ -165,7 +169,33 @@ impl Stack {
     pub fn new(orgs: Orgs) -> Self {
         let (judge, retry) = (JudgeLayer::new(), RateLimitRetryLayer::new());
         let guard = orgs.dialect() == Dialect::Anthropic;
-        Stack { orgs, limit: Settings::default(), dialect: None, judge, timeout: None, spares: true, guard, retry }
+        Stack {
+            orgs,
+            breaker: Arc::new(|_| Box::new(CircuitBreaker::default())),
+            limit: Settings::default(),
+            dialect: None,
+            judge,
+            timeout: None,
+            spares: true,
+            guard,
+            retry,
+        }
+    }
+
+    /// When the circuit of an org and model family opens, and for how long. Default: a [`CircuitBreaker`] for each.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_quota::{health::CircuitBreaker, org::{Org, Orgs}, stack::Stack};
+    /// let breaker = CircuitBreaker::builder().consecutive(3).build()?;
+    /// let stack = Stack::new(Orgs::new([Org::new("research")])?).breaker(move |_| Box::new(breaker.clone()));
+    /// # let _ = stack;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn breaker(mut self, of_org: impl Fn(&Org) -> Box<dyn Breaker> + Send + Sync + 'static) -> Self {
+        self.breaker = Arc::new(of_org);
+        self
     }
 
     /// How limits move and how high they may go.
@@ -266,7 +296,7 @@ impl Stack {
         self.orgs.iter().try_for_each(check)?;
         // As many as a driver keeps alive of one family, or the orgs' slots would not all find a call waiting.
         let live = self.limit.caps().families().chain([Family::default()]).map(|family| self.live_bound(&family)).max();
-        let Stack { orgs, limit, dialect, judge, timeout, spares, guard, retry } = self;
+        let Stack { orgs, breaker, limit, dialect, judge, timeout, spares, guard, retry } = self;
         let judge = timeout.into_iter().fold(judge, JudgeLayer::timeout);
         let balance = OrgBalanceLayer::new(orgs, move |org: &Org, client: C| {
             let auth = OrgAuthLayer::new(org).expect("every org is checked before it is a member");
@@ -274,7 +304,8 @@ impl Stack {
             let judged = judge.clone().scrub(org).layer(client);
             let meter = dialect.clone().into_iter().fold(QuotaHeaderLayer::new(org), QuotaHeaderLayer::dialect);
             let metered = meter.layer(judged);
-            AimdLimitLayer::with_settings(org, &limit).classify(Stamped).layer(metered)
+            let limited = AimdLimitLayer::with_settings(org, &limit).classify(Stamped).layer(metered);
+            OrgHealthLayer::with_breaker(org, breaker(org)).classify(Stamped).layer(limited)
         });
         let balance = balance.check(check).spares(spares).max_unbound(live.unwrap_or(0).max(MAX_UNBOUND))?;
         let guard = if guard { GuardLayer::new(SystemRole) } else { GuardLayer::open() };

@@ -26,6 +26,7 @@ use tower_quota::{
     auth::OrgAuthLayer,
     balance::{OrgBalance, OrgBalanceLayer},
     drive::{Drive, DriveError},
+    health::OrgHealthLayer,
     judge::{Gather, JudgeLayer},
     org::{Credential, Dialect, Family, Org, Orgs, OutReason},
     outcome::{Class, Outcome, Stamped},
@@ -80,7 +81,8 @@ fn tight(sim: &Sim, orgs: &Orgs, cap: usize, gather: Gather) -> (Tight, OrgBalan
         let client = OrgAuthLayer::new(org).unwrap().layer(client);
         let judged = judge.clone().scrub(org).layer(client);
         let metered = QuotaHeaderLayer::new(org).layer(judged);
-        AimdLimitLayer::with_settings(org, &settings).classify(Stamped).layer(metered)
+        let limited = AimdLimitLayer::with_settings(org, &settings).classify(Stamped).layer(metered);
+        OrgHealthLayer::new(org).classify(Stamped).layer(limited)
     });
     let balance = layer.max_unbound(UNBOUND).unwrap().layer(sim.service());
     (RateLimitRetryLayer::builder().seed(3).build().unwrap().layer(balance.clone()), balance)

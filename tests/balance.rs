@@ -19,25 +19,26 @@ use std::{
 };
 
 use http::{Request, Response};
-use support_balance::{Broken, Call, Desk, Member, Req, answer, call, call_with, of_family, settle};
+use support_balance::{Broken, Call, Desk, Guarded, Req, answer, call, call_with, of_family, settle};
 use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_quota::{
-    aimd::{AimdLimitLayer, Caps, Settings},
+    aimd::{AimdLimit, AimdLimitLayer, AtHead, Caps, Settings},
     balance::{NoOrgLeft, OrgBalance, OrgBalanceLayer},
     call::CallMemory,
+    health::{OrgHealth, OrgHealthLayer},
     org::{Org, Orgs, OutReason},
-    outcome::{Class, Stamp},
+    outcome::{ByStatus, Class, Stamp},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Asks an instance whether it is ready, as a task whose waker can be looked at.
-struct Gate(task::Spawn<OrgBalance<Member>>);
+struct Gate(task::Spawn<OrgBalance<Guarded>>);
 
 impl Gate {
-    fn at(balance: &OrgBalance<Member>) -> Self {
+    fn at(balance: &OrgBalance<Guarded>) -> Self {
         Gate(task::spawn(balance.clone()))
     }
 
@@ -600,7 +601,7 @@ fn a_member_that_wakes_while_nobody_waits_serves_whoever_comes() {
     assert!(desk.hand("a").has(2));
 }
 
-type Unspawned = tower_quota::balance::BalanceFuture<Member, Req>;
+type Unspawned = tower_quota::balance::BalanceFuture<Guarded, Req>;
 
 /// An executor without a queue: whoever wakes a task polls it, there and then.
 struct Inline(Mutex<Option<std::pin::Pin<Box<Unspawned>>>>, AtomicBool);
@@ -727,12 +728,10 @@ fn it_works_where_tasks_are_polled_for_no_reason() {
 
 type Wire = tower::util::BoxCloneSyncService<Request<u32>, Response<u32>, Infallible>;
 
+type Limited = OrgHealth<AimdLimit<Wire, ByStatus, AtHead>>;
+
 /// A balancer over real limiters, and the answers' statuses by a function of org and request.
-fn limited<F, A>(
-    orgs: &Orgs,
-    settings: Settings,
-    answers: F,
-) -> OrgBalance<tower_quota::aimd::AimdLimit<Wire, tower_quota::outcome::ByStatus, tower_quota::aimd::AtHead>>
+fn limited<F, A>(orgs: &Orgs, settings: Settings, answers: F) -> OrgBalance<Limited>
 where
     F: Fn(&str, u32) -> A + Clone + Send + Sync + 'static,
     A: Future<Output = Response<u32>> + Send + 'static,
@@ -743,7 +742,8 @@ where
             let answer = answers(&name, request.into_body());
             async move { Ok(answer.await) }
         });
-        AimdLimitLayer::with_settings(org, &settings).release_at_head().layer(Wire::new(wire))
+        let limit = AimdLimitLayer::with_settings(org, &settings).release_at_head();
+        OrgHealthLayer::new(org).layer(limit.layer(Wire::new(wire)))
     })
     .layer(())
 }

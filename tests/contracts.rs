@@ -25,6 +25,7 @@ use tower_quota::{
     aimd::{AimdLimitLayer, Settings},
     auth::OrgAuthLayer,
     balance::OrgBalanceLayer,
+    health::OrgHealthLayer,
     judge::{Gather, JudgeLayer},
     org::{Org, Orgs, OutReason},
     outcome::ByStatus,
@@ -71,6 +72,8 @@ macro_rules! over_each_layer {
         let probe: Probe = $probe;
         let at_head = AimdLimitLayer::with_settings(&org(), &open()).release_at_head();
         $check("aimd, at the head", at_head.layer(probe.clone()), &probe).await;
+        let probe: Probe = $probe;
+        $check("health", OrgHealthLayer::new(&org()).layer(probe.clone()), &probe).await;
         let probe: Probe = $probe;
         $check("retry", retry().layer(probe.clone()), &probe).await;
         let probe: Probe = $probe;

@@ -8,16 +8,17 @@ use std::{
 };
 
 /// The layers of the matrix, from the wire up.
-const LAYERS: [&str; 9] = ["judge", "auth", "quota", "aimd", "balance", "guard", "retry", "drive", "stack"];
+const LAYERS: [&str; 10] = ["judge", "auth", "quota", "aimd", "health", "balance", "guard", "retry", "drive", "stack"];
 const CONTRACTS: usize = 9;
 const TRAPS: usize = 30;
 /// The cases, by family. Ids have gaps.
-const CASES: [(&str, &[u32]); 8] = [
+const CASES: [(&str, &[u32]); 9] = [
     ("RA", &[1, 2, 4, 5, 7, 8, 10, 11, 13, 14, 16, 17, 19, 20, 22, 23, 25, 26, 28]),
     ("KEY", &[43, 44, 46, 47, 49, 50]),
     ("TOK", &[92, 94, 95, 97, 98, 100]),
     ("LIM", &[59, 61, 62, 64, 65, 67, 68, 70, 71]),
     ("RT", &[73, 74, 76, 77, 79, 80]),
+    ("CB", &[82, 83, 85]),
     ("RET", &[86, 88, 89, 91]),
     ("NET", &[131, 133, 134]),
     ("TWR", &[143, 145, 146, 148, 149]),
@@ -161,6 +162,7 @@ fn every_test_of_a_trap_or_a_case_stands_in_its_table() {
         (
             "docs/cases.md",
             &[
+                "tests/cases/cb.rs",
                 "tests/cases/key.rs",
                 "tests/cases/ra.rs",
                 "tests/hint.rs",

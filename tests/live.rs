@@ -392,7 +392,7 @@ async fn a_limit_that_is_gone_is_retuned_no_more() {
 }
 
 /// How many of so many calls each of two orgs has, both with a hundred slots.
-fn shares(balance: &OrgBalance<support_balance::Member>, desk: &Desk, calls: u32) -> [usize; 2] {
+fn shares(balance: &OrgBalance<support_balance::Guarded>, desk: &Desk, calls: u32) -> [usize; 2] {
     let mut calls: Vec<_> = (0..calls).map(|id| call(balance, id)).collect();
     for call in &mut calls {
         assert_pending!(call.poll());

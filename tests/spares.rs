@@ -532,7 +532,7 @@ fn what_is_said_from_within_the_function_that_makes_members_is_seen_to_though_it
             strike.put_out(OutReason::Unauthorised);
             panic!("a user's own");
         }
-        hands.hand_of(org.name(), org.model_family().as_str()).member()
+        hands.guarded(org)
     });
     let balance = layer.layer(());
     let mut waits: Vec<_> = (0..3).map(|id| call(&balance, id)).collect();

@@ -19,6 +19,7 @@ use tower_quota::{
     aimd::{AimdLimitLayer, Settings},
     auth::OrgAuthLayer,
     balance::OrgBalanceLayer,
+    health::OrgHealthLayer,
     judge::JudgeLayer,
     org::{Credential, Org, Orgs},
     outcome::{ByStatus, Class, Outcome, classify_fn},
@@ -139,6 +140,7 @@ pub(crate) fn each_layer(wire: &Wire, visitor: &mut impl Visit) {
     visitor.visit("judge", JudgeLayer::new().scrub(&org()).layer(wire.clone()), request());
     visitor.visit("quota", QuotaHeaderLayer::new(&org()).layer(wire.clone()), request());
     visitor.visit("aimd", AimdLimitLayer::with_settings(&lone(), &settings()).layer(wire.clone()), request());
+    visitor.visit("health", OrgHealthLayer::new(&lone()).layer(wire.clone()), request());
     for count in [3, 32] {
         let balance = OrgBalanceLayer::new(orgs(count), |_: &Org, wire| wire).layer(wire.clone());
         visitor.visit(&format!("balance, {count} orgs"), balance, request_of_family());

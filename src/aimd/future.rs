@@ -9,7 +9,7 @@ use std::{
 use pin_project_lite::pin_project;
 
 use super::{Permit, Release};
-use crate::outcome::Classify;
+use crate::outcome::{Class, Classify};
 
 pin_project! {
     /// The future of a call through [`AimdLimit`](super::AimdLimit). Dropped, it gives its slot back and reports nothing.
@@ -57,6 +57,10 @@ where
         let outcome = this.classify.classify(result.as_ref());
         let permit = if result.as_ref().is_ok_and(R::keeps) {
             permit.report(outcome);
+            let stamp = this.classify.stamp(result.as_ref()).filter(|_| outcome.class == Class::Ok);
+            if let Some(tail) = stamp.and_then(|stamp| stamp.tail.as_ref()) {
+                permit.report_at_the_end(tail);
+            }
             Some(permit)
         } else {
             permit.finish(outcome);

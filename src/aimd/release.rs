@@ -31,7 +31,7 @@ pub trait Release<Res> {
 }
 
 /// The slot is free as soon as the answer's head is there. For answers that are not HTTP, and for downloads whose length
-/// should not count.
+/// should not count. What comes after the head, be it a refusal in a stream, is not the limiter's business then.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AtHead;
 
@@ -47,7 +47,8 @@ impl<Res> Release<Res> for AtHead {
     }
 }
 
-/// The slot is kept until the body has ended, failed, or is dropped; an answer that was gathered whole (its [`Stamp`] says
+/// The slot is kept until the body has ended, failed, or is dropped, and a refusal in a stream
+/// ([`Stamp::tail`]) counts; an answer that was gathered whole (its [`Stamp`] says
 /// so) or has no body gives it back at once, however long it is kept.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AtBodyEnd;

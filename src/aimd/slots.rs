@@ -15,7 +15,7 @@ use crate::{
     gate::{Admission, Clock, Gate},
     observe::Event,
     org::{Hold, Org},
-    outcome::Outcome,
+    outcome::{Outcome, Tail},
 };
 
 pub(crate) struct Slots {
@@ -176,9 +176,19 @@ impl Permit {
 
     /// Reports what the answer means, once, and keeps the slot.
     pub(crate) fn report(&self, outcome: Outcome) {
-        let Some(gate) = &self.gate else { return };
-        let (throttled, news) = gate.update_by(|slots, clock| slots.report(self.admitted, outcome, clock));
-        After { throttled, news, idle: None }.see_to(gate, outcome);
+        if let Some(gate) = &self.gate {
+            report(gate, self.admitted, outcome);
+        }
+    }
+
+    /// An answer that was well at its head is a refusal if its stream says so, however far it had come.
+    pub(crate) fn report_at_the_end(&self, tail: &Tail) {
+        let (Some(gate), admitted) = (self.gate.clone(), self.admitted) else { return };
+        tail.on_end(move |ended| {
+            if let Some(outcome) = ended.outcome.filter(|outcome| outcome.class.implies().cuts) {
+                report(&gate, admitted, outcome);
+            }
+        });
     }
 
     /// Reports what the answer means and gives the slot back, in one.
@@ -190,6 +200,11 @@ impl Permit {
         });
         after.see_to(&gate, outcome);
     }
+}
+
+fn report(gate: &SlotGate, admitted: Admitted, outcome: Outcome) {
+    let (throttled, news) = gate.update_by(|slots, clock| slots.report(admitted, outcome, clock));
+    After { throttled, news, idle: None }.see_to(gate, outcome);
 }
 
 impl After {
@@ -224,5 +239,70 @@ impl Drop for Permit {
 impl std::fmt::Debug for Permit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Permit").field("epoch", &self.admitted.epoch).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{convert::Infallible, time::Duration};
+
+    use bytes::Bytes;
+    use http::{Request, Response};
+    use tower::{Layer, ServiceExt, service_fn};
+
+    use super::*;
+    use crate::{
+        aimd::AimdLimitLayer,
+        outcome::{Class, Ended, Stamp},
+    };
+
+    /// The head of a stream that was well so far.
+    fn head(tail: &Tail) -> Response<http_body_util::combinators::BoxBody<Bytes, Infallible>> {
+        let mut stamp = Stamp::new(Outcome::of(Class::Ok));
+        stamp.tail = Some(tail.clone());
+        // It never says by itself that it has ended.
+        let body = http_body_util::StreamBody::new(futures_util::stream::pending());
+        let mut response = Response::new(http_body_util::BodyExt::boxed(body));
+        response.extensions_mut().insert(stamp);
+        response
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_is_refused_in_its_course_cuts_the_limit_of_its_epoch() {
+        for (ends, throttled, held) in [
+            (Some(Outcome::of(Class::Throttled).not_before(Some(Instant::now() + Duration::from_secs(9)))), 1, true),
+            (Some(Outcome::of(Class::Throttled)), 1, false),
+            (Some(Outcome::of(Class::Ok)), 0, false),
+            (Some(Outcome::of(Class::Overloaded)), 0, false),
+            (None, 0, false),
+        ] {
+            let org = Org::new("a").cap(8);
+            let settings = Settings::builder().start(1.0).spread(Duration::ZERO).build().unwrap();
+            org.write_quota_told();
+            let tails: Vec<_> = (0..3).map(|_| Tail::new()).collect();
+            let given = std::sync::Mutex::new(tails.clone());
+            let service = AimdLimitLayer::with_settings(&org, &settings).layer(service_fn(|_: Request<()>| {
+                let response = head(&given.lock().unwrap().pop().unwrap());
+                async { Ok::<_, Infallible>(response) }
+            }));
+            let mut answers = vec![];
+            for _ in 0..3 {
+                answers.push(service.clone().oneshot(Request::new(())).await.unwrap());
+            }
+            let before = org.snapshot().limit.unwrap();
+            assert_eq!((before.limit, before.throttled), (8.0, 0), "their heads were well");
+            for tail in &tails {
+                tail.end(ends.into_iter().fold(Ended::new(None, false), Ended::outcome)).unwrap();
+            }
+            let after = org.snapshot().limit.unwrap();
+            assert_eq!(after.throttled, 3 * throttled, "{ends:?}");
+            assert_eq!(after.limit < 8.0, throttled > 0, "{ends:?}");
+            assert_eq!(org.not_before().is_some(), held, "{ends:?}");
+            if held {
+                assert_eq!(after.limit, 4.0, "three refusals of one epoch are one cut");
+            }
+            drop(answers);
+            assert_eq!(org.snapshot().in_flight, 0);
+        }
     }
 }

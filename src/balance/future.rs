@@ -16,8 +16,8 @@ use super::{
     table::Counted,
 };
 use crate::{
-    org::{Org, OutReason},
-    outcome::{BoxError, ByStatus, Class, Classify, Error, Out, Outcome, Stamp},
+    org::Org,
+    outcome::{BoxError, ByStatus, Class, Classify, Error, Outcome, Stamp},
 };
 
 pin_project! {
@@ -113,10 +113,9 @@ where
     }
 }
 
-/// Writes into the answer who served it, and draws from it what concerns the choice of orgs.
+/// Writes into the answer who served it.
 fn sign<RB>(response: &mut Response<RB>, org: Org) {
     let write = |stamp: &mut Stamp| {
-        judge(&org, stamp.outcome);
         stamp.held_below = stamp.outcome.class != Class::Ok && org.is_held();
         stamp.org = Some(org);
     };
@@ -130,24 +129,10 @@ fn sign<RB>(response: &mut Response<RB>, org: Org) {
 
 fn signed(error: BoxError, org: &Org) -> Error {
     let mut error = Error::from_box(error);
-    judge(org, error.outcome());
     let stamp = error.stamp_mut();
     stamp.held_below = org.is_held();
     stamp.org = Some(org.clone());
     error
-}
-
-fn judge(org: &Org, outcome: Outcome) {
-    let implies = outcome.class.implies();
-    if implies.breaker {
-        org.add_penalty();
-    }
-    match (implies.out, outcome.class) {
-        (Out::No, _) => {}
-        (Out::Family, _) => org.put_family_out(OutReason::Forbidden),
-        (_, Class::Unauthorised) => org.put_out(OutReason::Unauthorised),
-        _ => org.put_out(OutReason::OutOfQuota),
-    }
 }
 
 impl<M, Req> std::fmt::Debug for BalanceFuture<M, Req>

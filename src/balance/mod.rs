@@ -14,8 +14,8 @@
 //! - The line is ordered by age. A retried call keeps its place through its [`CallMemory`](crate::call::CallMemory) and does
 //!   not wait to be let in again.
 //! - The answer's [`Stamp`](crate::outcome::Stamp), or the [`Error`](crate::outcome::Error), says which org served.
-//! - An org whose key is refused is put out, and its calls go to its siblings. When none is left, every call fails at once
-//!   with [`NoOrgLeft`].
+//! - The calls of an org that is out go to its siblings: [`health`](crate::health) puts it out when its key is refused. When none is
+//!   left, every call fails at once with [`NoOrgLeft`].
 //! - Orgs join, go, are disabled and drained while calls run: see [below](#live-control).
 //! - Two keys of one organisation are one quota: one serves, the other is a [spare](#spares).
 //!

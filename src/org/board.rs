@@ -338,6 +338,11 @@ impl Org {
         board.penalty.store(grown.to_bits(), Relaxed);
     }
 
+    /// Its circuit keeps calls out instead.
+    pub(crate) fn lift_penalty(&self) {
+        self.board.penalty.store(0, Relaxed);
+    }
+
     /// Changes what is set in `tuning`, for all model families: those that are live, at once, and those that come later.
     /// The last word on a setting counts, whether it was said here or by [`retune_family`](Org::retune_family).
     ///

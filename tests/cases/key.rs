@@ -200,6 +200,35 @@ async fn b46_an_org_that_always_refuses_sees_a_few_probes_only() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn b46_an_org_without_credit_is_benched_for_the_run() {
+    // What A is answered with, from which of its calls on; why it is out then; and the most calls that it may see more.
+    for (status, from, reason, most) in [
+        (402, 0, Some(OutReason::OutOfQuota), 1),
+        (402, 1, Some(OutReason::OutOfQuota), 1 + 20),
+        (402, 100, Some(OutReason::OutOfQuota), 1 + 20),
+        (403, 100, Some(OutReason::Forbidden), 1 + 20),
+        (401, 100, Some(OutReason::Unauthorised), 1 + 20),
+        (200, 0, None, 1_000),
+    ] {
+        fastrand::seed(7);
+        let orgs = crate::orgs(&[("a", 40), ("b", 40)]);
+        let (service, wire) = stack(
+            &orgs,
+            |stack| stack.limit(open().build().unwrap()),
+            move |org, nth| after(50 * MS, Ok(say(if org == "a" && nth >= from { status } else { 200 }))),
+        );
+        let mut drive = Drive::iter(service, (0..1_000).map(|id| (id, post())), 20).unwrap();
+        while let Some((id, result)) = drive.next().await {
+            assert_eq!(result.unwrap().status(), 200, "item {id}");
+        }
+        let row = format!("{status} from call {from} on");
+        let refused = wire.of("a") - from;
+        assert!((1..=most).contains(&refused), "{row}: {refused}");
+        assert_eq!(crate::board(&orgs, "a").out_reason(), reason, "{row}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn b47_a_refusal_sends_the_call_elsewhere_within_the_others_pace() {
     // How many B takes a second.
     for per_second in [5.0, 20.0, 100.0] {

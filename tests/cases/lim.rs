@@ -9,6 +9,7 @@ use tower::{Layer, Service, ServiceExt};
 use tower_quota::{
     aimd::{AimdLimit, AimdLimitLayer, Settings},
     drive::Drive,
+    health::CircuitBreaker,
     org::Org,
     outcome::Class,
     quota::{QuotaHeader, QuotaHeaderLayer},
@@ -232,7 +233,9 @@ async fn b67_whatever_times_out_leaves_its_slot_free() {
             let (service, wire) = stack(
                 &orgs,
                 |stack| {
-                    let stack = stack.limit(open().build().unwrap()).retry(once);
+                    let calm = CircuitBreaker::builder().consecutive(1_000).min_calls(1_000).build().unwrap();
+                    let stack =
+                        stack.limit(open().build().unwrap()).retry(once).breaker(move |_| Box::new(calm.clone()));
                     if who == "the judge" { stack.timeout(SECOND) } else { stack }
                 },
                 move |_, nth| async move {

@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod cb;
 mod key;
 mod lim;
 mod net;

@@ -8,8 +8,11 @@ use tower::{Layer, Service, ServiceExt};
 use tower_quota::{
     aimd::AimdLimitLayer,
     drive::Drive,
-    org::{Org, Orgs},
+    org::{Credential, Org, Orgs},
     quota::QuotaHeaderLayer,
+    retry::RateLimitRetryLayer,
+    sim::{Change, Config, Latency, OrgConfig, Sim},
+    stack::Stack,
 };
 
 use crate::{
@@ -211,6 +214,69 @@ async fn b77_an_org_that_fails_fast_attracts_next_to_nothing() {
             assert!(bad * 20 < all, "{row} after {millis} ms: {bad} of {all}");
             assert!(wire.of("a") >= 2, "{row}: it was tried");
         }
+    }
+}
+
+/// One org fails at once, one is slow, one is good; and the first recovers.
+#[tokio::test(start_paused = true)]
+async fn b77_an_org_that_fails_is_left_alone_and_comes_back_within_five_seconds() {
+    let overloaded = |p: f64| Change { overloaded: Some(p.into()), ..Change::default() };
+    let fails = |p: f64| Change { error_5xx: Some(p.into()), ..Change::default() };
+    let resets = |p: f64| Change { reset: Some(p.into()), ..Change::default() };
+    // How it fails, from when until when, and how many calls are wanted at once: its siblings have 20 slots.
+    let rows: [(&str, &dyn Fn(f64) -> Change, f64, f64, usize); 6] = [
+        ("529", &overloaded, 0.0, 8.0, 60),
+        ("529", &overloaded, 0.0, 8.0, 10),
+        ("529", &overloaded, 3.0, 16.0, 60),
+        ("529", &overloaded, 3.0, 16.0, 10),
+        ("500", &fails, 3.0, 6.3, 60),
+        ("a reset", &resets, 3.0, 6.3, 60),
+    ];
+    for (fault, change, from, until, bound) in rows {
+        fastrand::seed(7);
+        let row = format!("{fault} from {from} s to {until} s, {bound} at once");
+        let org =
+            |name: &str, millis: f64| OrgConfig::new(name, format!("key-{name}")).latency(Latency::new(millis, 0.0));
+        let config = Config::new(tower_quota::org::Dialect::Anthropic)
+            .record_arrivals(true)
+            .org(org("bad", 200.0).at(from, change(1.0)).at(until, change(0.0)))
+            .org(org("slow", 2_000.0))
+            .org(org("good", 200.0));
+        let orgs = Orgs::new(["bad", "slow", "good"].map(|name| {
+            let org = Org::new(name).credential(Credential::new(&format!("key-{name}"))).cap(10);
+            org.base_url(http::Uri::from_static("http://provider.test"))
+        }))
+        .unwrap();
+        let sim = Sim::new(config).unwrap();
+        let patient = RateLimitRetryLayer::builder().max_attempts(20).build().unwrap();
+        let service = Stack::new(orgs).retry(patient).build(sim.service()).unwrap();
+        let end = until + 8.0;
+        let begin = Instant::now();
+        let items = (0u64..).take_while(move |_| begin.elapsed().as_secs_f64() < end).map(|id| {
+            let mut request = post();
+            request.headers_mut().insert("x-item-id", id.into());
+            (id, request)
+        });
+        let mut drive = Drive::iter(service, items, bound).unwrap();
+        let mut items = 0;
+        while let Some((id, result)) = drive.next().await {
+            assert_eq!(result.unwrap_or_else(|error| panic!("{row}: item {id}: {error}")).status(), 200, "{row}");
+            items += 1;
+        }
+        let truth = sim.truth();
+        assert_eq!((truth.answered_once, truth.answered_more), (items, 0), "{row}: none is lost");
+        let calls = |name: Option<&str>, from: f64, until: f64| {
+            let orgs = truth.orgs.iter().filter(|org| name.is_none_or(|name| org.name == name));
+            let arrivals = orgs.flat_map(|org| &org.arrivals).map(Duration::as_secs_f64);
+            arrivals.filter(|at| (from..until).contains(at)).count()
+        };
+        let (bad, all) = (calls(Some("bad"), from + 1.0, until), calls(None, from + 1.0, until));
+        assert!(bad * 50 < all, "{row}: {bad} of {all} while it fails");
+        assert!(bad >= 1, "{row}: it was tried");
+        let back = calls(Some("bad"), until, until + 5.1);
+        assert!(back >= 2, "{row}: asked {back} times within five seconds of its recovery");
+        let (bad, all) = (calls(Some("bad"), until + 5.1, end), calls(None, until + 5.1, end));
+        assert!(bad * 6 > all, "{row}: {bad} of {all} once it has recovered");
     }
 }
 

@@ -1,6 +1,7 @@
 //! Members under a test's hand: ready, pending or failing as it says, and calls that end when it says.
 //!
-//! A member is strict: its clone is not ready, and its `call` panics unless this very instance was readied.
+//! A member is strict: its clone is not ready, and its `call` panics unless this very instance was readied. Above it stands the health
+//! layer, which takes dead orgs out and marks failures; its circuit never opens here.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test may panic, and so may its helpers")]
@@ -15,17 +16,20 @@ use std::{
 };
 
 use http::{Request, Response, StatusCode};
+use tokio::time::Instant;
 use tokio_test::task::{self, Spawn};
 use tower::{Layer, Service};
 use tower_quota::{
     balance::{BalanceFuture, OrgBalance, OrgBalanceLayer},
+    health::{Breaker, OrgHealth, OrgHealthLayer},
     org::{Family, Org, Orgs},
     outcome::Error,
 };
 
 pub type Req = Request<u32>;
-pub type Balance = OrgBalance<Member>;
-pub type Call = Spawn<BalanceFuture<Member, Req>>;
+pub type Guarded = OrgHealth<Member>;
+pub type Balance = OrgBalance<Guarded>;
+pub type Call = Spawn<BalanceFuture<Guarded, Req>>;
 pub type Answer = Result<Response<u32>, Error>;
 
 /// What the test saw of a member so far.
@@ -327,6 +331,21 @@ impl Drop for FlightFuture {
     }
 }
 
+/// Never opens.
+struct Never;
+
+impl Breaker for Never {
+    fn succeeded(&mut self, _: u64, _: Instant, _: Instant) {}
+
+    fn failed(&mut self, _: Instant) -> Option<Instant> {
+        None
+    }
+
+    fn probe_failed(&mut self, now: Instant) -> Instant {
+        now
+    }
+}
+
 /// Some orgs, and a hand for each of them and each family.
 #[derive(Clone)]
 pub struct Desk {
@@ -365,11 +384,15 @@ impl Desk {
         self.orgs.get(name).unwrap().clone()
     }
 
-    fn layer(&self) -> OrgBalanceLayer<impl Fn(&Org, ()) -> Member + use<>> {
+    /// A member, as the balancer asks for it.
+    pub fn guarded(&self, org: &Org) -> Guarded {
+        let member = self.hand_of(org.name(), org.model_family().as_str()).member();
+        OrgHealthLayer::with_breaker(org, Never).layer(member)
+    }
+
+    fn layer(&self) -> OrgBalanceLayer<impl Fn(&Org, ()) -> Guarded + use<>> {
         let desk = self.clone();
-        OrgBalanceLayer::new(self.orgs.clone(), move |org: &Org, ()| {
-            desk.hand_of(org.name(), org.model_family().as_str()).member()
-        })
+        OrgBalanceLayer::new(self.orgs.clone(), move |org: &Org, ()| desk.guarded(org))
     }
 
     pub fn balance(&self) -> Balance {
