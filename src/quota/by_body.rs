@@ -130,7 +130,6 @@ mod tests {
         task::{Context, Poll},
     };
 
-    use bytes::Buf;
 
     use bytes::Bytes;
     use http_body::{Frame, SizeHint};
