@@ -130,7 +130,6 @@ mod tests {
         task::{Context, Poll},
     };
 
-
     use bytes::Bytes;
     use http_body::{Frame, SizeHint};
     use http_body_util::{Empty, Full};
