@@ -101,7 +101,7 @@ fn response(status: u16, headers: &[(&'static str, &'static str)], body: Script)
 fn judging(layer: JudgeLayer, response: Response<Script>) -> impl Future<Output = Judged> {
     let mut response = Some(response);
     let mut service =
-        layer.layer(service_fn(move |_: Request<()>| ready(Ok::<_, io::Error>(response.take().unwrap()))));
+        layer.layer(service_fn(move |_: Request<String>| ready(Ok::<_, io::Error>(response.take().unwrap()))));
     service.call(Request::default())
 }
 
@@ -206,8 +206,9 @@ async fn a_gathered_body_is_one_frame_and_its_trailers() {
 async fn an_answer_that_is_kept_does_not_keep_the_connections_read_buffer() {
     let buffer = Bytes::from(vec![b'x'; 8192]);
     let part = buffer.slice(..100);
-    let service = service_fn(move |_: Request<()>| ready(Ok::<_, Infallible>(Response::new(Full::new(part.clone())))));
-    let answer = JudgeLayer::new().layer(service).oneshot(Request::new(())).await.unwrap();
+    let service =
+        service_fn(move |_: Request<String>| ready(Ok::<_, Infallible>(Response::new(Full::new(part.clone())))));
+    let answer = JudgeLayer::new().layer(service).oneshot(Request::new(String::new())).await.unwrap();
     assert_eq!(answer.body().bytes().unwrap().len(), 100);
     assert!(buffer.is_unique(), "nobody else holds the buffer");
 }
@@ -337,14 +338,14 @@ async fn a_stream_breaks_for_whoever_reads_it() {
 
 #[tokio::test]
 async fn a_failed_call_is_transport_and_a_judged_error_stays_as_it_is() {
-    let mut service = JudgeLayer::new().layer(service_fn(|_: Request<()>| {
+    let mut service = JudgeLayer::new().layer(service_fn(|_: Request<String>| {
         ready(Err::<Response<Script>, _>(io::Error::from(io::ErrorKind::ConnectionRefused)))
     }));
     let error = service.call(Request::default()).await.unwrap_err();
     assert_eq!(error.class(), Class::Transport);
     assert!(error.source().unwrap().is::<io::Error>());
 
-    let mut service = JudgeLayer::new().layer(service_fn(|_: Request<()>| {
+    let mut service = JudgeLayer::new().layer(service_fn(|_: Request<String>| {
         ready(Err::<Response<Script>, _>(Error::new(Outcome::of(Class::Rejected), "said below")))
     }));
     assert_eq!(service.call(Request::default()).await.unwrap_err().class(), Class::Rejected);
@@ -354,7 +355,7 @@ async fn a_failed_call_is_transport_and_a_judged_error_stays_as_it_is() {
 #[tokio::test]
 async fn a_machine_out_of_sockets_is_not_the_orgs_fault() {
     let mut service = JudgeLayer::new()
-        .layer(service_fn(|_: Request<()>| ready(Err::<Response<Script>, _>(io::Error::from_raw_os_error(24)))));
+        .layer(service_fn(|_: Request<String>| ready(Err::<Response<Script>, _>(io::Error::from_raw_os_error(24)))));
     assert_eq!(service.call(Request::default()).await.unwrap_err().class(), Class::Local);
 }
 
@@ -494,7 +495,7 @@ async fn a_made_up_answer_is_empty_and_whole() {
 // Time.
 
 fn hanging(layer: JudgeLayer) -> impl Future<Output = Judged> {
-    let mut service = layer.layer(service_fn(|_: Request<()>| pending::<Result<Response<Script>, io::Error>>()));
+    let mut service = layer.layer(service_fn(|_: Request<String>| pending::<Result<Response<Script>, io::Error>>()));
     service.call(Request::default())
 }
 
@@ -591,7 +592,7 @@ async fn a_body_that_spends_the_whole_coop_budget_is_still_timed_out() {
     }
     let mut service = JudgeLayer::new()
         .timeout(TIMEOUT)
-        .layer(service_fn(|_: Request<()>| ready(Ok::<_, Infallible>(Response::new(Flood)))));
+        .layer(service_fn(|_: Request<String>| ready(Ok::<_, Infallible>(Response::new(Flood)))));
     let call = tokio::spawn(service.call(Request::default()));
     tokio::task::yield_now().await;
     advance(TIMEOUT).await;
@@ -605,7 +606,7 @@ async fn a_body_that_spends_the_whole_coop_budget_is_still_timed_out() {
 async fn dropping_the_call_while_it_waits_for_the_head_drops_the_exchange() {
     let alive = Arc::new(());
     let held = alive.clone();
-    let mut service = JudgeLayer::new().layer(service_fn(move |_: Request<()>| {
+    let mut service = JudgeLayer::new().layer(service_fn(move |_: Request<String>| {
         let held = held.clone();
         async move {
             let _held = held;
@@ -683,7 +684,7 @@ impl Clone for Probe {
     }
 }
 
-impl Service<Request<()>> for Probe {
+impl Service<Request<String>> for Probe {
     type Response = Response<Script>;
     type Error = io::Error;
     type Future = Ready<io::Result<Response<Script>>>;
@@ -693,7 +694,7 @@ impl Service<Request<()>> for Probe {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, _: Request<()>) -> Self::Future {
+    fn call(&mut self, _: Request<String>) -> Self::Future {
         assert!(std::mem::take(&mut self.ready), "called without being ready");
         ready(Ok(Response::new(Script::new([Data("ok")]))))
     }
@@ -713,7 +714,7 @@ async fn the_instance_that_was_made_ready_is_the_one_called() {
 #[tokio::test]
 async fn readiness_is_that_of_the_client() {
     let (mut service, mut client) =
-        tower_test::mock::spawn_layer::<Request<()>, Response<Script>, _>(JudgeLayer::new());
+        tower_test::mock::spawn_layer::<Request<String>, Response<Script>, _>(JudgeLayer::new());
     client.allow(0);
     assert_pending!(service.poll_ready());
     client.allow(1);

@@ -79,8 +79,8 @@ fn through() -> JudgeLayer {
 
 async fn judge(layer: &JudgeLayer, kind: &str, body: Script) -> Response<Answer<Script>> {
     let mut response = Response::builder().header("content-type", kind).body(body).ok();
-    let client = service_fn(move |_: Request<()>| ready(Ok::<_, io::Error>(response.take().unwrap())));
-    layer.layer(client).oneshot(Request::new(())).await.unwrap()
+    let client = service_fn(move |_: Request<String>| ready(Ok::<_, io::Error>(response.take().unwrap())));
+    layer.layer(client).oneshot(Request::new(String::new())).await.unwrap()
 }
 
 /// The body of a stream that is handed through, and what is told at its end.
@@ -274,9 +274,9 @@ async fn neither_refusals_nor_what_is_compressed_is_read() {
             response = response.header("content-encoding", encoding);
         }
         let mut response = Some(response.body(Script::new([Data(START), Data(STOP)])).unwrap());
-        let client = service_fn(move |_: Request<()>| ready(Ok::<_, io::Error>(response.take().unwrap())));
+        let client = service_fn(move |_: Request<String>| ready(Ok::<_, io::Error>(response.take().unwrap())));
         let layer = JudgeLayer::new().gather(Gather::Nothing);
-        let answer = layer.layer(client).oneshot(Request::new(())).await.unwrap();
+        let answer = layer.layer(client).oneshot(Request::new(String::new())).await.unwrap();
         let told = Told::by(tail(&answer));
         answer.into_body().collect().await.unwrap();
         told.assert(if read { used(25, 1) } else { None }, true);

@@ -96,13 +96,16 @@
 
 mod body;
 mod future;
+mod inband;
 mod layer;
 mod read;
+mod refusal;
+mod said;
 mod service;
 mod sse;
 mod watch;
 
 pub use body::Answer;
 pub use future::{Elapsed, JudgeFuture};
-pub use layer::{BODY_CEILING, Gather, JudgeLayer};
+pub use layer::{BODY_CEILING, EmptyPolicy, Gather, JudgeLayer};
 pub use service::JudgeService;
