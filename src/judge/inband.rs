@@ -48,7 +48,7 @@ pub(super) fn json(body: &[u8], empty: EmptyPolicy) -> Found {
     if !names_error(body) && (empty == EmptyPolicy::Accept || has_content(body)) {
         return Found::Good;
     }
-    match serde_json::from_slice::<Answer>(body) {
+    match serde_json::from_slice::<Top>(body) {
         Ok(answer) => answer.found(empty),
         Err(error) if error.is_eof() => Found::CutOff,
         // Not JSON, or more than one.
@@ -146,7 +146,7 @@ fn error(error: &Value, is_anthropic: bool) -> Option<Words> {
 
 /// What is looked at of an answer, all of it at the top.
 #[derive(Default)]
-struct Answer {
+struct Top {
     error: Value,
     choices: Option<Value>,
     content: Value,
@@ -157,7 +157,7 @@ struct Answer {
     names_model: bool,
 }
 
-impl Answer {
+impl Top {
     fn found(&self, empty: EmptyPolicy) -> Found {
         match error(&self.error, self.kind == "error") {
             Some(words) => Found::Failed(Box::new(words)),
@@ -201,19 +201,19 @@ fn explains(reason: &Value) -> bool {
     reason.as_str().is_some_and(|reason| REASONS.contains(&reason))
 }
 
-impl<'de> Deserialize<'de> for Answer {
+impl<'de> Deserialize<'de> for Top {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Fields;
 
         impl<'de> Visitor<'de> for Fields {
-            type Value = Answer;
+            type Value = Top;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an answer")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Answer, A::Error> {
-                let mut answer = Answer::default();
+            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Top, A::Error> {
+                let mut answer = Top::default();
                 while let Some(name) = fields.next_key::<std::borrow::Cow<'de, str>>()? {
                     match &*name {
                         "error" => answer.error = fields.next_value()?,
@@ -460,7 +460,7 @@ mod tests {
                 json!({"choices": [{"message": {"tool_calls": tools}}], "z": other}),
                 json!({"object": "list", "data": tools, "model": other}),
             ] {
-                let whole: Answer = serde_json::from_value(answer.clone()).unwrap();
+                let whole: Top = serde_json::from_value(answer.clone()).unwrap();
                 prop_assert_eq!(found(&written(&answer, pretty)), whole.found(EmptyPolicy::Transient), "{}", answer);
             }
         }
