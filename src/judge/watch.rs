@@ -23,7 +23,10 @@ use crate::{
 };
 
 /// Sees every part of a stream as it is handed on. Dropped before the end has been told, it tells of one that is not complete.
-pub(super) struct Watch {
+// Most answers are whole, and none need be as large as what is kept of a stream.
+pub(super) struct Watch(Box<Watching>);
+
+struct Watching {
     reader: Reader,
     tail: Option<Tail>,
     /// What the head means.
@@ -35,19 +38,19 @@ pub(super) struct Watch {
 }
 
 /// How a body has come to its end.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Ending {
     ByItself,
     BrokenOff,
     Dropped,
 }
 
+#[allow(clippy::large_enum_variant, reason = "it is on the heap already")]
 enum Reader {
-    // Most answers are whole, and none need be as large as this.
-    Events(Box<Events>),
+    Events(Events),
     /// The last that came of a JSON body, since all of it may be far too much; and how much came.
     Json(Vec<u8>, usize),
-    /// What tells no usage is not looked at.
+    /// Anything else is not looked at.
     Nothing,
 }
 
@@ -56,7 +59,7 @@ impl Watch {
     pub(super) fn new(head: &Parts, outcome: Outcome, rules: &Rules) -> (Self, Tail) {
         let is_plain = head.status.is_success() && is_plain(&head.headers);
         let reader = if is_plain && is_events(&head.headers) {
-            Reader::Events(Box::new(Events::new()))
+            Reader::Events(Events::new())
         } else if is_plain && read::is_json(&head.headers) {
             Reader::Json(vec![], 0)
         } else {
@@ -64,11 +67,28 @@ impl Watch {
         };
         let tail = Tail::new();
         let (empty, hint_ceiling) = (rules.empty, rules.hint_ceiling);
-        (Watch { reader, tail: Some(tail.clone()), outcome, failed: None, empty, hint_ceiling }, tail)
+        let watching = Watching { reader, tail: Some(tail.clone()), outcome, failed: None, empty, hint_ceiling };
+        (Watch(Box::new(watching)), tail)
     }
 
     /// A part is handed on.
     pub(super) fn part(&mut self, part: &[u8]) {
+        self.0.part(part);
+    }
+
+    /// The body has ended by itself, or has broken off.
+    ///
+    /// # Panics
+    /// If a listener does.
+    pub(super) fn end(&mut self, ending: Ending) {
+        if let Err(panic) = self.0.tell(ending) {
+            panic::resume_unwind(panic);
+        }
+    }
+}
+
+impl Watching {
+    fn part(&mut self, part: &[u8]) {
         match &mut self.reader {
             Reader::Events(events) => {
                 events.feed(part);
@@ -82,16 +102,7 @@ impl Watch {
         }
     }
 
-    /// The body has ended by itself, or has broken off.
-    ///
-    /// # Panics
-    /// If a listener does.
-    pub(super) fn end(&mut self, ending: Ending) {
-        if let Err(panic) = self.tell(ending) {
-            panic::resume_unwind(panic);
-        }
-    }
-
+    /// Tells the end, once.
     fn tell(&mut self, ending: Ending) -> Result<(), Box<dyn Any + Send>> {
         let Some(tail) = self.tail.take() else { return Ok(()) };
         let by_itself = ending == Ending::ByItself;
@@ -137,7 +148,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         // In a panic of the reader's, that of a listener would end the process.
-        drop(self.tell(Ending::Dropped));
+        drop(self.0.tell(Ending::Dropped));
     }
 }
 
