@@ -1,7 +1,7 @@
 //! Every way a provider says "not before": one parser.
 //!
-//! A refusal may name the wait in a header (`retry-after-ms`, `x-ms-retry-after-ms`, `Retry-After`), only by
-//! the resets of its buckets (`anthropic-ratelimit-*-reset`, `x-ratelimit-reset-*`, and with the feature
+//! A refusal may name the wait in a header (`retry-after-ms`, `x-ms-retry-after-ms`, `Retry-After`,
+//! `grpc-retry-pushback-ms`), only by the resets of its buckets (`anthropic-ratelimit-*-reset`, `x-ratelimit-reset-*`, and with the feature
 //! `ietf` the IETF `RateLimit` field), or only in the words of its body. The value may be seconds, a Go
 //! duration, any of the HTTP dates, RFC 3339 or a unix epoch. This module reads them all.
 //!
@@ -53,6 +53,7 @@ const EPOCH_MILLIS_UNTIL: f64 = 1e14;
 
 static RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 static X_MS_RETRY_AFTER_MS: HeaderName = HeaderName::from_static("x-ms-retry-after-ms");
+static PUSHBACK_MS: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
 /// What stands before the wait in an error body, in lower case.
 const PHRASES: [&str; 5] = ["try again in", "try again after", "retry in", "retry after", "reset after"];
@@ -108,7 +109,7 @@ pub fn parse_span(value: &str, reference: SystemTime) -> Option<Duration> {
 }
 
 /// The explicit wait of an answer, at most `ceiling`: `retry-after-ms`, then `x-ms-retry-after-ms`, then
-/// `Retry-After`.
+/// `Retry-After`, then gRPC's `grpc-retry-pushback-ms`.
 ///
 /// A header that is present but useless falls through to the next one. Of a repeated header the longest useful
 /// line counts. A plain number in the first two is milliseconds; any other form means there what it means in
@@ -122,8 +123,20 @@ pub fn retry_after(headers: &HeaderMap, wall: SystemTime, ceiling: Duration) -> 
     };
     let span = longest(headers, &RETRY_AFTER_MS, millis)
         .or_else(|| longest(headers, &X_MS_RETRY_AFTER_MS, millis))
-        .or_else(|| longest(headers, &RETRY_AFTER, |value| parse_span(value, reference)));
+        .or_else(|| longest(headers, &RETRY_AFTER, |value| parse_span(value, reference)))
+        .or_else(|| longest(headers, &PUSHBACK_MS, |value| Some(Duration::from_millis(pushback(value)?.into()))));
     bounded(span, ceiling)
+}
+
+/// Whether `grpc-retry-pushback-ms` forbids another attempt: by a negative number, or by none at all
+/// ([gRFC A6](https://github.com/grpc/proposal/blob/master/A6-client-retries.md), "Pushback").
+pub(crate) fn pushed_back(headers: &HeaderMap) -> bool {
+    headers.get_all(&PUSHBACK_MS).iter().any(|value| text(value).and_then(pushback).is_none())
+}
+
+/// A wait in milliseconds: a number of 32 bits that is not negative.
+fn pushback(value: &str) -> Option<u32> {
+    value.trim().parse::<i32>().ok()?.try_into().ok()
 }
 
 /// The longest reset among the buckets that a refusal calls exhausted, at most `ceiling`.
@@ -298,6 +311,21 @@ mod tests {
         assert_eq!(wait(f64::INFINITY), None);
         assert_eq!(wait(f64::NAN), None);
         assert_eq!(wait(-1.0), None);
+    }
+
+    #[test]
+    fn a_pushback_is_a_wait_only_where_nothing_else_names_one() {
+        let wait = |lines: &[(&'static str, &str)]| {
+            let headers = lines.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()));
+            let wait = retry_after(&headers.collect(), NOW, Duration::from_secs(300));
+            wait.map(|wait| wait.as_millis())
+        };
+        let pushback = "grpc-retry-pushback-ms";
+        assert_eq!(wait(&[(pushback, "1500")]), Some(1_500));
+        assert_eq!(wait(&[(pushback, "2147483647")]), Some(300_000));
+        assert_eq!(wait(&[(pushback, "1500"), ("retry-after", "7")]), Some(7_000));
+        assert_eq!(wait(&[(pushback, "1500"), ("retry-after", "0")]), Some(1_500));
+        assert_eq!([wait(&[(pushback, "0")]), wait(&[(pushback, "-1")]), wait(&[(pushback, "2147483648")])], [None; 3]);
     }
 
     #[test]

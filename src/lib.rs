@@ -79,8 +79,8 @@
 //!
 //! # Features
 //!
-//! None is on by default. `client`: a ready-made hyper client; `rustls`: the same with HTTPS; `config`: pools from TOML;
-//! `ietf`: the IETF `RateLimit` fields as one more [dialect](dialect); `sim`: the simulated provider.
+//! None is on by default. `client`: a ready-made hyper client; `rustls`: the same with HTTPS; `http2`: what HTTP/2 says was not
+//! processed is told from what broke, where a client of yours speaks it; `config`: pools from TOML; `ietf`: the IETF `RateLimit` fields as one more [dialect](dialect); `sim`: the simulated provider.
 //!
 //! [tower]: https://docs.rs/tower
 

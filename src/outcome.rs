@@ -275,26 +275,37 @@ impl Outcome {
     /// Reads a status and its headers: the preset behind [`ByStatus`] and the first step of every judge.
     ///
     /// `x-should-retry: true` makes a final refusal ([`Class::Terminal`]) passing; `false` makes a passing failure
-    /// ([`Class::Overloaded`]) final; it never touches throttling or a refused key. The hint is read from 429s and from
-    /// passing failures (a 503 may name its wait too), and is at most `ceiling`, and a year.
+    /// ([`Class::Overloaded`]) final; it never touches throttling or a refused key. gRPC's `grpc-retry-pushback-ms` forbids another
+    /// attempt where it is negative or no number ([gRFC A6](https://github.com/grpc/proposal/blob/master/A6-client-retries.md)):
+    /// then a passing failure and a throttle are final. The hint is read from 429s and from passing failures (a 503 may name its
+    /// wait too), and is at most `ceiling`, and a year.
     #[must_use]
     pub fn of_head(status: StatusCode, headers: &HeaderMap, ceiling: Duration) -> Self {
-        let mut class = Class::of_status(status);
+        let class = Class::of_status(status);
         if class == Class::Ok {
             return Outcome::of(class);
         }
+        let (class, wait) = Outcome::settle(class, headers, ceiling);
+        Outcome::of(class).not_before(wait.map(|wait| Instant::now() + wait))
+    }
+
+    /// What the headers make of a refusal that means `class` by its status, or by its body: its final class, and how long to wait.
+    pub(crate) fn settle(mut class: Class, headers: &HeaderMap, ceiling: Duration) -> (Class, Option<Duration>) {
         match headers.get("x-should-retry").map(http::HeaderValue::as_bytes) {
             Some(b"true") if class == Class::Terminal => class = Class::Overloaded,
             Some(b"false") if class == Class::Overloaded => class = Class::Terminal,
             _ => {}
         }
-        let hint = match class {
-            Class::Throttled => hint::from_headers(headers, SystemTime::now(), ceiling),
+        if matches!(class, Class::Overloaded | Class::Throttled) && hint::pushed_back(headers) {
+            class = Class::Terminal;
+        }
+        let wait = match class {
+            Class::Throttled | Class::ThrottledRequest => hint::from_headers(headers, SystemTime::now(), ceiling),
             // A failing server's bucket headers say nothing about when it works again; a Retry-After does.
             Class::Overloaded => hint::retry_after(headers, SystemTime::now(), ceiling),
             _ => None,
         };
-        Outcome::of(class).not_before(hint.map(|wait| Instant::now() + wait.min(CEILING_MAX)))
+        (class, wait.map(|wait| wait.min(CEILING_MAX)))
     }
 }
 
@@ -625,6 +636,30 @@ mod tests {
         assert_eq!(head(401, "x-should-retry", "true").class, Class::Unauthorised);
         assert_eq!(head(200, "x-should-retry", "true").class, Class::Ok);
         assert_eq!(head(500, "x-should-retry", "maybe").class, Class::Overloaded);
+    }
+
+    #[test]
+    fn a_pushback_forbids_another_attempt_or_names_the_wait() {
+        let name = "grpc-retry-pushback-ms";
+        for (value, throttled, overloaded) in [
+            ("-1", Class::Terminal, Class::Terminal),
+            ("soon", Class::Terminal, Class::Terminal),
+            ("", Class::Terminal, Class::Terminal),
+            ("1.5", Class::Terminal, Class::Terminal),
+            ("0", Class::Throttled, Class::Overloaded),
+            ("1500", Class::Throttled, Class::Overloaded),
+        ] {
+            assert_eq!(
+                (head(429, name, value).class, head(503, name, value).class),
+                (throttled, overloaded),
+                "{value}"
+            );
+        }
+        assert_eq!(head(401, name, "-1").class, Class::Unauthorised);
+        assert_eq!(head(402, name, "-1").class, Class::OutOfQuota);
+        assert_eq!(head(200, name, "-1").class, Class::Ok);
+        assert!(head(503, name, "1500").not_before.is_some());
+        assert!(head(503, name, "0").not_before.is_none());
     }
 
     #[test]

@@ -12,9 +12,12 @@ const LAYERS: [&str; 10] = ["judge", "auth", "quota", "aimd", "health", "balance
 const CONTRACTS: usize = 9;
 const TRAPS: usize = 30;
 /// The cases, by family. Ids have gaps.
-const CASES: [(&str, &[u32]); 9] = [
+const CASES: [(&str, &[u32]); 12] = [
     ("RA", &[1, 2, 4, 5, 7, 8, 10, 11, 13, 14, 16, 17, 19, 20, 22, 23, 25, 26, 28]),
+    ("CL", &[29, 31, 32, 34, 35, 37, 38, 40, 41]),
     ("KEY", &[43, 44, 46, 47, 49, 50]),
+    ("STR", &[42, 52, 53, 55, 56, 58]),
+    ("SEC", &[142]),
     ("TOK", &[92, 94, 95, 97, 98, 100]),
     ("LIM", &[59, 61, 62, 64, 65, 67, 68, 70, 71]),
     ("RT", &[73, 74, 76, 77, 79, 80]),
@@ -163,12 +166,15 @@ fn every_test_of_a_trap_or_a_case_stands_in_its_table() {
             "docs/cases.md",
             &[
                 "tests/cases/cb.rs",
+                "tests/cases/cl.rs",
                 "tests/cases/key.rs",
                 "tests/cases/ra.rs",
                 "tests/hint.rs",
                 "tests/cases/tok.rs",
                 "tests/cases/lim.rs",
                 "tests/cases/rt.rs",
+                "tests/cases/sec.rs",
+                "tests/cases/str.rs",
                 "tests/cases/ret.rs",
                 "tests/cases/net.rs",
                 "tests/cases/twr.rs",

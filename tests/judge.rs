@@ -24,7 +24,7 @@ use tokio::time::{Instant, advance};
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_quota::{
-    judge::{Answer, Elapsed, Gather, JudgeLayer},
+    judge::{Answer, Elapsed, EmptyPolicy, Gather, JudgeLayer},
     org::{Credential, Org},
     outcome::{Class, Error, Outcome, Stamp, Usage},
 };
@@ -101,7 +101,7 @@ fn response(status: u16, headers: &[(&'static str, &'static str)], body: Script)
 fn judging(layer: JudgeLayer, response: Response<Script>) -> impl Future<Output = Judged> {
     let mut response = Some(response);
     let mut service =
-        layer.layer(service_fn(move |_: Request<()>| ready(Ok::<_, io::Error>(response.take().unwrap()))));
+        layer.layer(service_fn(move |_: Request<String>| ready(Ok::<_, io::Error>(response.take().unwrap()))));
     service.call(Request::default())
 }
 
@@ -206,8 +206,9 @@ async fn a_gathered_body_is_one_frame_and_its_trailers() {
 async fn an_answer_that_is_kept_does_not_keep_the_connections_read_buffer() {
     let buffer = Bytes::from(vec![b'x'; 8192]);
     let part = buffer.slice(..100);
-    let service = service_fn(move |_: Request<()>| ready(Ok::<_, Infallible>(Response::new(Full::new(part.clone())))));
-    let answer = JudgeLayer::new().layer(service).oneshot(Request::new(())).await.unwrap();
+    let service =
+        service_fn(move |_: Request<String>| ready(Ok::<_, Infallible>(Response::new(Full::new(part.clone())))));
+    let answer = JudgeLayer::new().layer(service).oneshot(Request::new(String::new())).await.unwrap();
     assert_eq!(answer.body().bytes().unwrap().len(), 100);
     assert!(buffer.is_unique(), "nobody else holds the buffer");
 }
@@ -337,14 +338,14 @@ async fn a_stream_breaks_for_whoever_reads_it() {
 
 #[tokio::test]
 async fn a_failed_call_is_transport_and_a_judged_error_stays_as_it_is() {
-    let mut service = JudgeLayer::new().layer(service_fn(|_: Request<()>| {
+    let mut service = JudgeLayer::new().layer(service_fn(|_: Request<String>| {
         ready(Err::<Response<Script>, _>(io::Error::from(io::ErrorKind::ConnectionRefused)))
     }));
     let error = service.call(Request::default()).await.unwrap_err();
     assert_eq!(error.class(), Class::Transport);
     assert!(error.source().unwrap().is::<io::Error>());
 
-    let mut service = JudgeLayer::new().layer(service_fn(|_: Request<()>| {
+    let mut service = JudgeLayer::new().layer(service_fn(|_: Request<String>| {
         ready(Err::<Response<Script>, _>(Error::new(Outcome::of(Class::Rejected), "said below")))
     }));
     assert_eq!(service.call(Request::default()).await.unwrap_err().class(), Class::Rejected);
@@ -354,8 +355,263 @@ async fn a_failed_call_is_transport_and_a_judged_error_stays_as_it_is() {
 #[tokio::test]
 async fn a_machine_out_of_sockets_is_not_the_orgs_fault() {
     let mut service = JudgeLayer::new()
-        .layer(service_fn(|_: Request<()>| ready(Err::<Response<Script>, _>(io::Error::from_raw_os_error(24)))));
+        .layer(service_fn(|_: Request<String>| ready(Err::<Response<Script>, _>(io::Error::from_raw_os_error(24)))));
     assert_eq!(service.call(Request::default()).await.unwrap_err().class(), Class::Local);
+}
+
+// What a body makes of a status.
+
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+#[tokio::test]
+async fn a_refusal_means_what_its_body_says_and_tells_it() {
+    for (status, body, class, told) in [
+        (
+            429,
+            r#"{"error":{"message":"You exceeded your current quota","type":"insufficient_quota","code":"insufficient_quota"}}"#,
+            Class::OutOfQuota,
+            "insufficient_quota: You exceeded your current quota",
+        ),
+        (
+            529,
+            r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#,
+            Class::Overloaded,
+            "overloaded_error: Overloaded",
+        ),
+        (400, r#"{"error":{"message":"a\nb\u0000c"}}"#, Class::Terminal, "a b c"),
+        (400, r#"{"message":"at the top"}"#, Class::Terminal, "at the top"),
+        (502, "<html>Bad gateway</html>", Class::Overloaded, "502 Bad Gateway"),
+        (429, "", Class::Throttled, "429 Too Many Requests"),
+        (401, "{\"error\":{\"type\":\"billing_err", Class::Unauthorised, "401 Unauthorized"),
+    ] {
+        let answer = judge(JudgeLayer::new(), status, &[], Script::new([Data(body)])).await.unwrap();
+        assert_eq!(stamp(&answer).outcome.class, class, "{body}");
+        assert_eq!(stamp(&answer).said.as_deref(), Some(told), "{body}");
+        assert_eq!(answer.into_body().into_bytes().unwrap(), body, "unchanged");
+    }
+    let text = [("content-type", "text/plain")];
+    let answer = judge(JudgeLayer::new(), 503, &text, Script::new([Data("no healthy upstream\n")])).await.unwrap();
+    assert_eq!(stamp(&answer).said.as_deref(), Some("503 Service Unavailable: no healthy upstream"));
+    let answer = judge(JudgeLayer::new(), 200, &[JSON], Script::new([Data("{}")])).await.unwrap();
+    assert_eq!(stamp(&answer).said, None, "nothing is wrong");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_headers_say_of_another_attempt_holds_for_what_the_body_makes_of_it() {
+    let quota = r#"{"error":{"code":"insufficient_quota"}}"#;
+    let date = "You have reached your specified API usage limits.";
+    let limits: &str = String::leak(format!(r#"{{"error":{{"message":"{date}"}}}}"#));
+    for (status, header, body, class) in [
+        (400, ("x-should-retry", "true"), "{}", Class::Overloaded),
+        (400, ("x-should-retry", "true"), limits, Class::OutOfQuota),
+        (500, ("x-should-retry", "false"), "{}", Class::Terminal),
+        (429, ("x-should-retry", "false"), quota, Class::OutOfQuota),
+        (429, ("grpc-retry-pushback-ms", "-1"), "{}", Class::Terminal),
+        (429, ("grpc-retry-pushback-ms", "-1"), quota, Class::OutOfQuota),
+        (200, ("x-should-retry", "false"), r#"{"error":{"code":500}}"#, Class::Terminal),
+    ] {
+        let answer = judge(JudgeLayer::new(), status, &[header, JSON], Script::new([Data(body)])).await.unwrap();
+        assert_eq!(stamp(&answer).outcome.class, class, "{status} {header:?} {body}");
+    }
+    let waited = [("retry-after", "20")];
+    assert_eq!(wait(JudgeLayer::new(), 429, &waited, quota).await, None, "the quota is not there again by then");
+    let one = r#"{"error":{"type":"rate_limit_error","message":"Extra usage is required for long context requests."}}"#;
+    assert_eq!(wait(JudgeLayer::new(), 429, &waited, one).await, Some(Duration::from_secs(20)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_in_a_success_is_one_and_the_answer_stays_as_it_is() {
+    for (body, class) in [
+        (r#"{"error":{"code":502,"message":"Provider returned error"}}"#, Class::Overloaded),
+        (r#"{"error":{"code":429,"message":"try again in 9s"},"usage":{"input_tokens":3}}"#, Class::Throttled),
+        (r#"{"choices":[]}"#, Class::Empty),
+        (r#"{"choices":[{"mess"#, Class::Transport),
+        (r#"{"choices":[{"message":{"content":"a"}}],"error":null}"#, Class::Ok),
+    ] {
+        let answer = judge(JudgeLayer::new(), 200, &[JSON], Script::new([Data(body)])).await.unwrap();
+        let judged = stamp(&answer).outcome;
+        assert_eq!((answer.status().as_u16(), judged.class), (200, class), "{body}");
+        assert_eq!(stamp(&answer).usage.is_some(), body.contains("usage"));
+        let wait = judged.not_before.map(|at| at - Instant::now());
+        assert_eq!(wait, (class == Class::Throttled).then(|| Duration::from_secs(9)));
+        assert_eq!(answer.into_body().into_bytes().unwrap(), body);
+    }
+    // What it says of when to come again is believed where it says that at all.
+    let headers = [JSON, ("retry-after", "20")];
+    let wait = |body| wait(JudgeLayer::new(), 200, &headers, body);
+    assert_eq!(wait(r#"{"error":{"code":429}}"#).await, Some(Duration::from_secs(20)));
+    assert_eq!(wait(r#"{"error":{"code":400}}"#).await, None);
+    assert_eq!(wait(r#"{"error":null}"#).await, None);
+    // Of another kind, or in another encoding, it is not looked at.
+    for headers in [[("content-type", "text/plain"), JSON], [JSON, ("content-encoding", "gzip")]] {
+        let headers = if headers[0].1 == "text/plain" { &headers[..1] } else { &headers[..] };
+        let answer = judge(JudgeLayer::new(), 200, headers, Script::new([Data(r#"{"choices":[]}"#)])).await.unwrap();
+        assert_eq!(stamp(&answer).outcome.class, Class::Ok, "{headers:?}");
+    }
+    let accepting = JudgeLayer::new().empty(EmptyPolicy::Accept);
+    let answer = judge(accepting, 200, &[JSON], Script::new([Data(r#"{"choices":[]}"#)])).await.unwrap();
+    assert_eq!(stamp(&answer).outcome.class, Class::Ok);
+}
+
+// The caller's own check.
+
+#[tokio::test]
+async fn the_callers_check_is_asked_once_of_each_good_answer_that_is_gathered() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let layer = |gather| {
+        let asked = asked.clone();
+        JudgeLayer::new().gather(gather).scrub(&org()).validate(move |head, body| {
+            asked.fetch_add(1, SeqCst);
+            assert_ne!(body, "panic", "as a parser does");
+            match body.as_ref() {
+                b"bad" => Err(format!("no {} for {KEY}\nand {:?}", head.status, head.headers["x"]).into()),
+                _ => Ok(()),
+            }
+        })
+    };
+    for (status, gather, body, times, class) in [
+        (200, Gather::Whole, "good", 1, Class::Ok),
+        (200, Gather::Whole, "bad", 1, Class::Rejected),
+        (302, Gather::Whole, "bad", 1, Class::Rejected),
+        (200, Gather::Whole, "panic", 1, Class::Rejected),
+        (500, Gather::Whole, "bad", 0, Class::Overloaded),
+        (200, Gather::Whole, r#"{"choices":[]}"#, 0, Class::Empty),
+        (200, Gather::ErrorsOnly, "bad", 0, Class::Ok),
+    ] {
+        asked.store(0, SeqCst);
+        let answer = judge(layer(gather), status, &[JSON, ("x", "1")], Script::new([Data(body)])).await.unwrap();
+        assert_eq!((stamp(&answer).outcome.class, asked.load(SeqCst)), (class, times), "{status} {gather:?} {body}");
+        let said = stamp(&answer).said.as_deref();
+        match body {
+            "bad" if class == Class::Rejected => {
+                assert!(
+                    said.is_some_and(|said| said.starts_with("no ") && said.ends_with(" for *** and \"1\"")),
+                    "{said:?}"
+                );
+            }
+            "panic" => assert_eq!(said, Some("the check panicked")),
+            _ => assert!(said.is_none() || class == Class::Overloaded, "{said:?}"),
+        }
+        drop(answer);
+    }
+    let used = r#"{"usage":{"input_tokens":3}}"#;
+    let refusing = JudgeLayer::new().validate(|_, _| Err("no".into()));
+    let answer = judge(refusing, 200, &[JSON], Script::new([Data(used)])).await.unwrap();
+    assert_eq!(stamp(&answer).usage, Some(Usage::new(3, 0)), "it was paid for");
+}
+
+// Faults.
+
+#[tokio::test]
+async fn a_client_that_cannot_speak_what_the_url_wants_is_said_at_once() {
+    let request = || Request::get("https://127.0.0.1:1/").body(String::new()).unwrap();
+    let service = JudgeLayer::new().layer(tower_quota::client::http::<String>());
+    let error = service.clone().oneshot(request()).await.unwrap_err();
+    assert_eq!((error.class(), error.stamp().unsent), (Class::Local, true));
+    assert!(error.stamp().said.as_deref().is_some_and(|said| said.contains("client::https")));
+    // Its neighbour: nobody is there.
+    let request = Request::get("http://127.0.0.1:1/").body(String::new()).unwrap();
+    let error = service.oneshot(request).await.unwrap_err();
+    assert_eq!((error.class(), error.stamp().unsent, error.stamp().said.is_none()), (Class::Transport, true, true));
+}
+
+/// A server of HTTP/2 on loopback that reads one request, and then does this with the connection. It ends with its client.
+async fn http2(end: &'static [u8]) -> http::Uri {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
+    tokio::spawn(async move {
+        let (mut wire, _) = listener.accept().await.unwrap();
+        wire.read_exact(&mut [0; PREFACE]).await.unwrap();
+        wire.write_all(&frame::<9>(0, 4, 0, &[])).await.unwrap();
+        // Up to the head of the request.
+        loop {
+            let mut head = [0; 9];
+            wire.read_exact(&mut head).await.unwrap();
+            let length = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
+            wire.read_exact(&mut vec![0; length]).await.unwrap();
+            if head[3] == HEADERS {
+                break;
+            }
+        }
+        wire.write_all(end).await.unwrap();
+    });
+    uri
+}
+
+/// `PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n`.
+const PREFACE: usize = 24;
+const HEADERS: u8 = 1;
+
+const fn frame<const N: usize>(length: u8, kind: u8, stream: u8, payload: &[u8]) -> [u8; N] {
+    let mut frame = [0; N];
+    frame[2] = length;
+    frame[3] = kind;
+    frame[8] = stream;
+    let mut at = 0;
+    while at < payload.len() {
+        frame[9 + at] = payload[at];
+        at += 1;
+    }
+    frame
+}
+
+/// A stream is reset, for a reason.
+const fn reset(reason: u8) -> [u8; 13] {
+    frame(4, 3, 1, &[0, 0, 0, reason])
+}
+
+/// No more than streams up to `last` will be answered, for a reason.
+const fn go_away(last: u8, reason: u8) -> [u8; 17] {
+    frame(8, 7, 0, &[0, 0, 0, last, 0, 0, 0, reason])
+}
+
+#[tokio::test]
+async fn what_http2_says_was_not_processed_is_told_from_what_broke() {
+    const NO_ERROR: u8 = 0;
+    const INTERNAL_ERROR: u8 = 2;
+    const REFUSED_STREAM: u8 = 7;
+    const ENHANCE_YOUR_CALM: u8 = 11;
+    static ROWS: [(&str, &[u8], Class); 8] = [
+        ("REFUSED_STREAM", &reset(REFUSED_STREAM), Class::Unprocessed),
+        ("another reason", &reset(INTERNAL_ERROR), Class::Transport),
+        ("its neighbour by number", &reset(REFUSED_STREAM + 1), Class::Transport),
+        ("GOAWAY before it", &go_away(0, NO_ERROR), Class::Unprocessed),
+        ("GOAWAY before it, for a reason", &go_away(0, ENHANCE_YOUR_CALM), Class::Unprocessed),
+        ("GOAWAY after it, then closed", &go_away(1, NO_ERROR), Class::Transport),
+        ("GOAWAY after it, for a reason, then closed", &go_away(1, ENHANCE_YOUR_CALM), Class::Transport),
+        ("closed", &[], Class::Transport),
+    ];
+    for (row, end, class) in ROWS {
+        let client = hyper_util::client::legacy::Client::builder(hyper_util::rt::TokioExecutor::new())
+            .http2_only(true)
+            .build_http::<Full<Bytes>>();
+        let request = Request::post(http2(end).await).body(Full::from("{}")).unwrap();
+        let error = JudgeLayer::new().layer(client).oneshot(request).await.unwrap_err();
+        assert_eq!(error.class(), class, "{row}: {error:?}");
+        assert_eq!(error.stamp().unsent, class == Class::Unprocessed, "{row}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_of_h2_that_refuses_a_stream_has_not_processed_it() {
+    for (reason, class) in [(h2::Reason::REFUSED_STREAM, Class::Unprocessed), (h2::Reason::CANCEL, Class::Transport)] {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let uri: http::Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
+        tokio::spawn(async move {
+            let (wire, _) = listener.accept().await.unwrap();
+            let mut connection = h2::server::handshake(wire).await.unwrap();
+            while let Some(Ok((_, mut answer))) = connection.accept().await {
+                answer.send_reset(reason);
+            }
+        });
+        let client = hyper_util::client::legacy::Client::builder(hyper_util::rt::TokioExecutor::new())
+            .http2_only(true)
+            .build_http::<Full<Bytes>>();
+        let request = Request::post(uri).body(Full::from("{}")).unwrap();
+        let error = JudgeLayer::new().layer(client).oneshot(request).await.unwrap_err();
+        assert_eq!((error.class(), error.stamp().unsent), (class, class == Class::Unprocessed), "{reason}");
+    }
 }
 
 // Hints.
@@ -494,7 +750,7 @@ async fn a_made_up_answer_is_empty_and_whole() {
 // Time.
 
 fn hanging(layer: JudgeLayer) -> impl Future<Output = Judged> {
-    let mut service = layer.layer(service_fn(|_: Request<()>| pending::<Result<Response<Script>, io::Error>>()));
+    let mut service = layer.layer(service_fn(|_: Request<String>| pending::<Result<Response<Script>, io::Error>>()));
     service.call(Request::default())
 }
 
@@ -591,7 +847,7 @@ async fn a_body_that_spends_the_whole_coop_budget_is_still_timed_out() {
     }
     let mut service = JudgeLayer::new()
         .timeout(TIMEOUT)
-        .layer(service_fn(|_: Request<()>| ready(Ok::<_, Infallible>(Response::new(Flood)))));
+        .layer(service_fn(|_: Request<String>| ready(Ok::<_, Infallible>(Response::new(Flood)))));
     let call = tokio::spawn(service.call(Request::default()));
     tokio::task::yield_now().await;
     advance(TIMEOUT).await;
@@ -605,7 +861,7 @@ async fn a_body_that_spends_the_whole_coop_budget_is_still_timed_out() {
 async fn dropping_the_call_while_it_waits_for_the_head_drops_the_exchange() {
     let alive = Arc::new(());
     let held = alive.clone();
-    let mut service = JudgeLayer::new().layer(service_fn(move |_: Request<()>| {
+    let mut service = JudgeLayer::new().layer(service_fn(move |_: Request<String>| {
         let held = held.clone();
         async move {
             let _held = held;
@@ -683,7 +939,7 @@ impl Clone for Probe {
     }
 }
 
-impl Service<Request<()>> for Probe {
+impl Service<Request<String>> for Probe {
     type Response = Response<Script>;
     type Error = io::Error;
     type Future = Ready<io::Result<Response<Script>>>;
@@ -693,7 +949,7 @@ impl Service<Request<()>> for Probe {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, _: Request<()>) -> Self::Future {
+    fn call(&mut self, _: Request<String>) -> Self::Future {
         assert!(std::mem::take(&mut self.ready), "called without being ready");
         ready(Ok(Response::new(Script::new([Data("ok")]))))
     }
@@ -713,7 +969,7 @@ async fn the_instance_that_was_made_ready_is_the_one_called() {
 #[tokio::test]
 async fn readiness_is_that_of_the_client() {
     let (mut service, mut client) =
-        tower_test::mock::spawn_layer::<Request<()>, Response<Script>, _>(JudgeLayer::new());
+        tower_test::mock::spawn_layer::<Request<String>, Response<Script>, _>(JudgeLayer::new());
     client.allow(0);
     assert_pending!(service.poll_ready());
     client.allow(1);

@@ -19,9 +19,9 @@ use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_quota::{
     client,
-    judge::{Answer, Gather, JudgeLayer},
+    judge::{Answer, EmptyPolicy, Gather, JudgeLayer},
     org::{Credential, Org, Orgs},
-    outcome::{Class, Ended, Error, Stamp, Tail, Usage},
+    outcome::{Class, Ended, Error, Outcome, Stamp, Tail, Usage},
     sim::{Config, Dialect, Latency, OrgConfig, Sim, SimService},
     stack::Stack,
 };
@@ -61,7 +61,16 @@ impl Told {
 
     #[track_caller]
     fn assert(&self, usage: Option<Usage>, complete: bool) {
-        assert_eq!(self.all(), [Ended::new(usage, complete)]);
+        let told: Vec<_> = self.all().iter().map(|ended| (ended.usage, ended.complete)).collect();
+        assert_eq!(told, [(usage, complete)]);
+    }
+
+    /// What the stream as a whole means; `None` if nobody is to blame for how it ended.
+    #[track_caller]
+    fn class(&self) -> Option<Class> {
+        let told = self.all();
+        assert_eq!(told.len(), 1);
+        told[0].outcome.map(|outcome| outcome.class)
     }
 }
 
@@ -79,8 +88,8 @@ fn through() -> JudgeLayer {
 
 async fn judge(layer: &JudgeLayer, kind: &str, body: Script) -> Response<Answer<Script>> {
     let mut response = Response::builder().header("content-type", kind).body(body).ok();
-    let client = service_fn(move |_: Request<()>| ready(Ok::<_, io::Error>(response.take().unwrap())));
-    layer.layer(client).oneshot(Request::new(())).await.unwrap()
+    let client = service_fn(move |_: Request<String>| ready(Ok::<_, io::Error>(response.take().unwrap())));
+    layer.layer(client).oneshot(Request::new(String::new())).await.unwrap()
 }
 
 /// The body of a stream that is handed through, and what is told at its end.
@@ -199,7 +208,8 @@ async fn whoever_listens_after_the_end_is_told_at_once() {
     let tail = tail(&answer).clone();
     assert_eq!(tail.ended(), None);
     answer.into_body().collect().await.unwrap();
-    assert_eq!(tail.ended(), Some(Ended::new(used(25, 1), true)));
+    let whole = Ended::new(used(25, 1), true).outcome(Outcome::of(Class::Ok));
+    assert_eq!(tail.ended(), Some(whole));
     Told::by(&tail).assert(used(25, 1), true);
 }
 
@@ -274,9 +284,9 @@ async fn neither_refusals_nor_what_is_compressed_is_read() {
             response = response.header("content-encoding", encoding);
         }
         let mut response = Some(response.body(Script::new([Data(START), Data(STOP)])).unwrap());
-        let client = service_fn(move |_: Request<()>| ready(Ok::<_, io::Error>(response.take().unwrap())));
+        let client = service_fn(move |_: Request<String>| ready(Ok::<_, io::Error>(response.take().unwrap())));
         let layer = JudgeLayer::new().gather(Gather::Nothing);
-        let answer = layer.layer(client).oneshot(Request::new(())).await.unwrap();
+        let answer = layer.layer(client).oneshot(Request::new(String::new())).await.unwrap();
         let told = Told::by(tail(&answer));
         answer.into_body().collect().await.unwrap();
         told.assert(if read { used(25, 1) } else { None }, true);
@@ -291,7 +301,112 @@ async fn a_body_that_is_empty_has_ended_before_anybody_reads_it() {
     Told::by(tail(&answer)).assert(None, false);
 }
 
+// What it means.
+
+const ERROR: &str =
+    "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"Overloaded\"}}\n\n";
+const CHUNK: &str = "data: {\"object\":\"chat.completion.chunk\",\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
+const CHUNK_ERROR: &str = "data: {\"error\":{\"code\":429,\"message\":\"try again in 7s\"}}\n\n";
+const DONE: &str = "data: [DONE]\n\n";
+
+/// What a stream means that is read to its end, that is dropped after its last part, and that breaks off after it.
+async fn meanings(kind: &str, parts: &[&'static str]) -> [Option<Class>; 3] {
+    let parts = || parts.iter().copied().map(Data);
+    let (body, read) = stream(kind, parts()).await;
+    body.collect().await.unwrap();
+    let (mut body, dropped) = stream(kind, parts().chain([Hang])).await;
+    for _ in parts() {
+        body.frame().await.unwrap().unwrap();
+    }
+    drop(body);
+    let (body, broken) = stream(kind, parts().chain([Break])).await;
+    body.collect().await.unwrap_err();
+    [read, dropped, broken].map(|told| told.class())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_means_what_is_in_it_and_how_it_ends() {
+    let (ok, transport, overloaded) = (Some(Class::Ok), Some(Class::Transport), Some(Class::Overloaded));
+    for (kind, parts, expected) in [
+        // All of it: whatever becomes of it then.
+        (EVENTS, &[START, DELTA, STOP][..], [ok, ok, ok]),
+        (EVENTS, &[CHUNK, DONE], [ok, ok, ok]),
+        // Its end is missing. Whoever has read enough is not to blame, nor is the org.
+        (EVENTS, &[START, DELTA], [transport, None, transport]),
+        (EVENTS, &[CHUNK], [transport, None, transport]),
+        // An error, first or later.
+        (EVENTS, &[ERROR], [overloaded; 3]),
+        (EVENTS, &[START, DELTA, ERROR], [overloaded; 3]),
+        (EVENTS, &[START, ERROR, STOP], [overloaded; 3]),
+        (EVENTS, &[START, &ERROR[..20], &ERROR[20..]], [overloaded; 3]),
+        (EVENTS, &[START, &ERROR[..ERROR.len() - 2]], [overloaded; 3]),
+        (EVENTS, &[CHUNK, CHUNK_ERROR, DONE], [Some(Class::Throttled); 3]),
+        // Of no known kind: it ends as it likes.
+        (EVENTS, &["data: hello\n\n"], [ok, None, transport]),
+        ("text/plain", &["event: error\n", ERROR], [ok, None, transport]),
+        (JSON, &[r#"{"id":"x","#, r#""content":[{"type":"text","text":"a"}]}"#], [ok, None, transport]),
+        (JSON, &[r#"{"error":{"#, r#""code":502}}"#], [overloaded, None, transport]),
+        (JSON, &[r#"{"choices":"#, r"[]}"], [Some(Class::Empty), None, transport]),
+        // Nothing at all.
+        (EVENTS, &[": hello\n\n"], [Some(Class::Empty), None, transport]),
+    ] {
+        assert_eq!(meanings(kind, parts).await, expected, "{parts:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_in_a_stream_says_when_to_come_again_from_when_it_came() {
+    let (mut body, told) = stream(EVENTS, [Data(CHUNK), Data(CHUNK_ERROR), Hang]).await;
+    for _ in 0..2 {
+        body.frame().await.unwrap().unwrap();
+    }
+    let again = tokio::time::Instant::now() + Duration::from_secs(7);
+    tokio::time::advance(Duration::from_secs(3)).await;
+    drop(body);
+    assert_eq!(told.all()[0].outcome.unwrap().not_before, Some(again));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_that_is_handed_through_means_what_its_head_says() {
+    for steps in [vec![Data(START), Data(STOP)], vec![Data(START), Break], vec![Data(START), Hang]] {
+        let mut response =
+            Some(Response::builder().status(503).header("content-type", EVENTS).body(Script::new(steps)).unwrap());
+        let client = service_fn(move |_: Request<String>| ready(Ok::<_, io::Error>(response.take().unwrap())));
+        let answer =
+            JudgeLayer::new().gather(Gather::Nothing).layer(client).oneshot(Request::new(String::new())).await.unwrap();
+        let told = Told::by(tail(&answer));
+        let mut body = answer.into_body();
+        for _ in 0..2 {
+            drop(tokio::time::timeout(Duration::from_millis(1), body.frame()).await);
+        }
+        drop(body);
+        assert_eq!(told.class(), Some(Class::Overloaded));
+    }
+}
+
 // What is gathered.
+
+#[tokio::test]
+async fn events_that_are_gathered_whole_mean_what_is_in_them() {
+    for (parts, class) in [
+        (&[START, DELTA, STOP][..], Class::Ok),
+        (&[START, DELTA], Class::Transport),
+        (&[START, ERROR], Class::Overloaded),
+        (&[ERROR], Class::Overloaded),
+        (&[CHUNK, CHUNK_ERROR], Class::Throttled),
+        (&["data: hello\n\n"], Class::Ok),
+        (&[], Class::Empty),
+    ] {
+        let answer = judge(&JudgeLayer::new(), EVENTS, Script::new(parts.iter().copied().map(Data))).await;
+        assert_eq!(stamp(&answer).outcome.class, class, "{parts:?}");
+        let used = parts.contains(&START).then(|| used(25, if parts.contains(&DELTA) { 15 } else { 1 })).flatten();
+        assert_eq!(stamp(&answer).usage, used, "what it used counts");
+        assert_eq!(answer.into_body().into_bytes().unwrap(), parts.concat(), "unchanged");
+    }
+    let layer = JudgeLayer::new().empty(EmptyPolicy::Accept);
+    let answer = judge(&layer, EVENTS, Script::default()).await;
+    assert_eq!(stamp(&answer).outcome.class, Class::Ok);
+}
 
 #[tokio::test]
 async fn events_that_are_gathered_whole_are_read_too_and_leave_no_tail() {

@@ -11,7 +11,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 
-use super::watch::Watch;
+use super::watch::{Ending, Watch};
 use crate::outcome::{BoxError, Error};
 
 /// The body of a judged answer: gathered whole, or a stream.
@@ -45,7 +45,7 @@ impl<B> Answer<B> {
     {
         if read.is_empty() && rest.is_end_stream() {
             // Nobody need ask it for what there is not.
-            watch.end(true);
+            watch.end(Ending::ByItself);
         }
         Answer { body: State::Stream { read, rest, watch } }
     }
@@ -104,11 +104,11 @@ where
                         }
                         // Nobody need ask again.
                         if read.is_empty() && rest.is_end_stream() {
-                            watch.end(true);
+                            watch.end(Ending::ByItself);
                         }
                     }
-                    Some(Err(_)) => watch.end(false),
-                    None => watch.end(true),
+                    Some(Err(_)) => watch.end(Ending::BrokenOff),
+                    None => watch.end(Ending::ByItself),
                 }
                 Poll::Ready(frame.map(|frame| frame.map_err(Error::from_box)))
             }

@@ -6,7 +6,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
@@ -18,16 +18,19 @@ use tokio::time::{Instant, Sleep};
 use super::{
     Answer,
     body::{Read, poll_bytes},
+    inband::Found,
     layer::Rules,
     read,
+    refusal::{self, Words},
+    said,
     watch::Watch,
 };
 use crate::{
     hint,
-    outcome::{BoxError, Class, Error, Outcome, Stamp},
+    outcome::{BoxError, CEILING_MAX, Class, Error, Outcome, Stamp},
 };
 
-/// How much of a refusal's text is searched for a hint, in bytes: it stands in a sentence or two, and a search through megabytes
+/// How much of a refusal's text is searched for a hint, and the most that is taken apart, in bytes: it stands in a sentence or two, and a search through megabytes
 /// would keep the whole thread busy.
 const HINT_TEXT: usize = 64 << 10;
 
@@ -68,14 +71,16 @@ pin_project! {
         // On the heap: a timer is large, and a future is moved a few times on its way up.
         deadline: Option<Pin<Box<Sleep>>>,
         rules: Arc<Rules>,
+        // How large the request is, where it says so.
+        sent: Option<u64>,
     }
 }
 
 impl<F, RB> JudgeFuture<F, RB> {
     /// The clock starts before `call` does.
-    pub(super) fn new(rules: Arc<Rules>, call: impl FnOnce() -> F) -> Self {
+    pub(super) fn new(rules: Arc<Rules>, sent: Option<u64>, call: impl FnOnce() -> F) -> Self {
         let deadline = rules.timeout.map(|timeout| Box::pin(tokio::time::sleep(timeout)));
-        JudgeFuture { head: Some(call()), gathering: None, deadline, rules }
+        JudgeFuture { head: Some(call()), gathering: None, deadline, rules, sent }
     }
 }
 
@@ -127,8 +132,8 @@ where
         let head = ready!(head.poll(cx));
         this.head.set(None);
         let mut gathering = match head {
-            Ok(response) => Gathering::new(response, this.rules),
-            Err(error) => return Poll::Ready(Err(read::fault(error.into()))),
+            Ok(response) => Gathering::new(response, *this.sent, this.rules),
+            Err(error) => return Poll::Ready(Err(this.rules.fault(error.into()))),
         };
         // Most bodies are there at once: what is large is put by only where it has to wait.
         match gathering.poll(cx, this.rules) {
@@ -147,6 +152,7 @@ struct Gathering<B> {
     /// Of a refusal alone: its hints count from then.
     arrived: Option<Instant>,
     outcome: Outcome,
+    sent: Option<u64>,
     wanted: bool,
     body: B,
     read: Read,
@@ -168,14 +174,14 @@ where
     B: Body + Unpin,
     B::Error: Into<BoxError>,
 {
-    fn new(response: Response<B>, rules: &Rules) -> Self {
+    fn new(response: Response<B>, sent: Option<u64>, rules: &Rules) -> Self {
         let (head, body) = response.into_parts();
         let outcome = Outcome::of_head(head.status, &head.headers, rules.hint_ceiling);
-        let arrived = (outcome.class == Class::Throttled).then(Instant::now);
+        let arrived = (outcome.class != Class::Ok).then(Instant::now);
         let announced = read::content_length(&head.headers).unwrap_or(0).max(body.size_hint().lower());
         // What ends at once is whole, whatever it announces: the answer to a HEAD gives the length of another one's body.
         let wanted = rules.gathers(head.status) && (announced <= rules.ceiling || body.is_end_stream());
-        Gathering { head, arrived, outcome, wanted, body, read: Read::default(), trailers: None, beyond: None }
+        Gathering { head, arrived, outcome, sent, wanted, body, read: Read::default(), trailers: None, beyond: None }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>, rules: &Rules) -> Poll<Result<End, BoxError>> {
@@ -200,7 +206,7 @@ where
     fn ended(self, end: Result<End, BoxError>, rules: &Rules) -> Result<Response<Answer<B>>, Error> {
         match end {
             Ok(End::Whole) => Ok(self.whole(rules)),
-            Ok(End::HandOn) => Ok(self.hand_on()),
+            Ok(End::HandOn) => Ok(self.hand_on(rules)),
             Err(error) => self.broken(rules, error),
         }
     }
@@ -216,33 +222,120 @@ where
     }
 
     fn whole(self, rules: &Rules) -> Response<Answer<B>> {
-        let Gathering { mut head, arrived, mut outcome, read, trailers, .. } = self;
+        let Gathering { mut head, arrived, outcome, sent, read, trailers, .. } = self;
         let mut body = read.own();
-        if let Some(arrived) = arrived {
-            let header = outcome.not_before.map(|at| at.saturating_duration_since(arrived));
-            let text =
-                hint::from_text(&String::from_utf8_lossy(&body[..body.len().min(HINT_TEXT)]), rules.hint_ceiling);
-            outcome = outcome.not_before(hint::combine(header, text).map(|wait| arrived + wait));
-        }
         let mut stamp = Stamp::new(outcome);
         stamp.whole = true;
-        if head.status.is_success() {
-            stamp.usage = read::usage(&head.headers, &body);
-        } else if let Some(key) = &rules.scrub {
-            if let Some(clean) = read::scrub(&body, key.reveal().as_bytes()) {
+        let mut is_refusal = !head.status.is_success();
+        if let Some(arrived) = arrived {
+            refused(&mut stamp, &head, &body, Refusal { arrived, sent }, rules);
+        } else if !is_refusal {
+            let (usage, found) = read::answered(&head.headers, &body, rules.empty);
+            stamp.usage = usage;
+            is_refusal = found_out(&mut stamp, found, &head, &body, sent, rules);
+        }
+        if is_refusal {
+            if let Some(clean) = rules.scrub.as_ref().and_then(|key| read::scrub(&body, key.reveal().as_bytes())) {
                 set_content_length(&mut head.headers, clean.len());
                 body = clean;
+            }
+        }
+        if stamp.outcome.class == Class::Ok {
+            if let Some(objection) = rules.objection(&head, &body) {
+                stamp.outcome = Outcome::of(Class::Rejected);
+                stamp.said = said::line(&objection, "", rules.scrub.as_ref());
             }
         }
         stamped(head, stamp, Answer::whole(body, trailers))
     }
 
-    fn hand_on(self) -> Response<Answer<B>> {
+    fn hand_on(self, rules: &Rules) -> Response<Answer<B>> {
         let read = [self.read.join()].into_iter().filter(|read| !read.is_empty()).chain(self.beyond);
-        let (watch, tail) = Watch::new(self.head.status, &self.head.headers);
+        let (watch, tail) = Watch::new(&self.head, self.outcome, rules);
         let mut stamp = Stamp::new(self.outcome);
         stamp.tail = Some(tail);
         stamped(self.head, stamp, Answer::stream(read.collect(), self.body, watch))
+    }
+}
+
+/// What is known of a refused call besides its answer.
+struct Refusal {
+    /// When the head came: hints count from then.
+    arrived: Instant,
+    sent: Option<u64>,
+}
+
+/// Refines what a refusal means by its body.
+fn refused(stamp: &mut Stamp, head: &response::Parts, body: &[u8], refusal: Refusal, rules: &Rules) {
+    let words = if body.len() <= HINT_TEXT { Words::of_body(body) } else { None };
+    let by_status = Class::of_status(head.status);
+    let class = words.as_ref().map_or(by_status, |words| refusal::class(head.status, words));
+    if class != by_status {
+        settle(stamp, class, head, refusal.arrived, rules);
+    }
+    let words = words.unwrap_or_else(|| Words { message: Some(read::plain(head, body)), ..Words::default() });
+    read_words(stamp, &words, head, body, refusal, rules);
+}
+
+/// What a success proves to be by its body. Whether that is an error.
+fn found_out(
+    stamp: &mut Stamp,
+    found: Found,
+    head: &response::Parts,
+    body: &[u8],
+    sent: Option<u64>,
+    rules: &Rules,
+) -> bool {
+    match found {
+        Found::Good => return false,
+        Found::Empty => stamp.outcome = Outcome::of(Class::Empty),
+        Found::CutOff => {
+            stamp.outcome = Outcome::of(Class::Transport);
+            stamp.said = Some("the answer ends before its end".into());
+        }
+        Found::Failed(words) => {
+            let refusal = Refusal { arrived: Instant::now(), sent };
+            settle(stamp, refusal::class_in_band(&words), head, refusal.arrived, rules);
+            read_words(stamp, &words, head, body, refusal, rules);
+            return true;
+        }
+    }
+    false
+}
+
+fn settle(stamp: &mut Stamp, class: Class, head: &response::Parts, arrived: Instant, rules: &Rules) {
+    let (class, wait) = Outcome::settle(class, &head.headers, rules.hint_ceiling);
+    stamp.outcome = Outcome::of(class).not_before(wait.map(|wait| arrived + wait));
+}
+
+/// What the words say besides the class: when to come again, and what is to be told.
+fn read_words(
+    stamp: &mut Stamp,
+    words: &Words,
+    head: &response::Parts,
+    body: &[u8],
+    Refusal { arrived, sent }: Refusal,
+    rules: &Rules,
+) {
+    let key = rules.scrub.as_ref();
+    let outcome = stamp.outcome;
+    stamp.said = match outcome.class {
+        Class::TooLarge => said::too_large(words, sent, key),
+        _ => said::words(words, key),
+    };
+    match outcome.class {
+        Class::Throttled | Class::ThrottledRequest => {
+            let header = outcome.not_before.map(|at| at.saturating_duration_since(arrived));
+            let text =
+                hint::from_text(&String::from_utf8_lossy(&body[..body.len().min(HINT_TEXT)]), rules.hint_ceiling);
+            stamp.outcome = outcome.not_before(hint::combine(header, text).map(|wait| arrived + wait));
+        }
+        Class::OutOfQuota => {
+            let clock = hint::reference(&head.headers, SystemTime::now());
+            let wait = words.regained().and_then(|date| date.duration_since(clock).ok()).filter(|wait| !wait.is_zero());
+            stamp.outcome = outcome.not_before(wait.map(|wait| arrived + wait.min(CEILING_MAX)));
+        }
+        _ => {}
     }
 }
 

@@ -1,14 +1,23 @@
 //! The layer, and the rules it gives to its services.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    fmt,
+    panic::{self, AssertUnwindSafe},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
-use http::StatusCode;
+use bytes::Bytes;
+use http::{StatusCode, response::Parts};
 use tower_layer::Layer;
 
-use super::JudgeService;
+use super::{JudgeService, read};
 use crate::{
     org::{Credential, Org},
-    outcome,
+    outcome::{self, BoxError, Error},
 };
 
 /// The largest body that is gathered unless told otherwise: 32 MiB. Anthropic's documented limit for a *request* is 32 MB, and
@@ -26,6 +35,20 @@ pub enum Gather {
     ErrorsOnly,
     /// None: status and headers alone decide.
     Nothing,
+}
+
+/// What an answer means that has nothing in it: no choices, no content, no events.
+///
+/// One that says itself why it is empty is an answer under either: cut short by the caller's own bound (`max_tokens`, `length`,
+/// `stop_sequence`) or declined (`refusal`, `content_filter`). It would come out the same, and be paid for, again.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EmptyPolicy {
+    /// It is a failure that may pass, [`Class::Empty`](outcome::Class::Empty): asked again, models nearly always answer.
+    #[default]
+    Transient,
+    /// It is an answer as any other, and is not looked for.
+    Accept,
 }
 
 /// Judges every answer of an HTTP client. See the [module](super) for where it stands and why.
@@ -46,23 +69,46 @@ pub struct JudgeLayer {
     rules: Arc<Rules>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Rules {
     gather: Gather,
+    pub(super) empty: EmptyPolicy,
     pub(super) ceiling: u64,
     pub(super) hint_ceiling: Duration,
     pub(super) timeout: Option<Duration>,
     pub(super) scrub: Option<Credential>,
+    pub(super) check: Option<Arc<Check>>,
+    /// Whether it has been said that the client is not the right one.
+    told: Arc<AtomicBool>,
+}
+
+pub(super) type Check = dyn Fn(&Parts, &Bytes) -> Result<(), BoxError> + Send + Sync;
+
+impl fmt::Debug for Rules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rules")
+            .field("gather", &self.gather)
+            .field("empty", &self.empty)
+            .field("ceiling", &self.ceiling)
+            .field("hint_ceiling", &self.hint_ceiling)
+            .field("timeout", &self.timeout)
+            .field("scrub", &self.scrub)
+            .field("check", &self.check.is_some())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Default for Rules {
     fn default() -> Self {
         Rules {
             gather: Gather::default(),
+            empty: EmptyPolicy::default(),
             ceiling: BODY_CEILING,
             hint_ceiling: outcome::HINT_CEILING,
             timeout: None,
             scrub: None,
+            check: None,
+            told: Arc::default(),
         }
     }
 }
@@ -73,6 +119,31 @@ impl Rules {
             Gather::Whole => true,
             Gather::ErrorsOnly => !status.is_success(),
             Gather::Nothing => false,
+        }
+    }
+
+    /// What it means that no answer came. What is wrong with the set-up is said at once, by the first call that finds it.
+    pub(super) fn fault(&self, error: BoxError) -> Error {
+        let error = read::fault(error);
+        if let Some(said) = &error.stamp().said {
+            if !self.told.swap(true, Relaxed) {
+                tracing::error!("{said}");
+            }
+        }
+        error
+    }
+
+    /// What the caller's own check has against an answer.
+    pub(super) fn objection(&self, head: &Parts, body: &Bytes) -> Option<String> {
+        let check = self.check.as_ref()?;
+        // Nothing of ours is in the closure.
+        match panic::catch_unwind(AssertUnwindSafe(|| check(head, body))) {
+            Ok(Ok(())) => None,
+            Ok(Err(objection)) => Some(objection.to_string()),
+            Err(_) => {
+                tracing::error!("the check of answers panicked; the answer counts as rejected");
+                Some("the check panicked".to_owned())
+            }
         }
     }
 }
@@ -89,6 +160,28 @@ impl JudgeLayer {
     #[must_use]
     pub fn gather(mut self, gather: Gather) -> Self {
         Arc::make_mut(&mut self.rules).gather = gather;
+        self
+    }
+
+    /// Sets what an answer means that has nothing in it, instead of [`EmptyPolicy::Transient`].
+    #[must_use]
+    pub fn empty(mut self, policy: EmptyPolicy) -> Self {
+        Arc::make_mut(&mut self.rules).empty = policy;
+        self
+    }
+
+    /// Adds a check of the caller's own: whether the answer can be parsed, say. It is asked once about each answer that is
+    /// gathered whole and is [`Class::Ok`](outcome::Class::Ok) by all else, and never about one that is handed through as a stream. One that it refuses is
+    /// [`Class::Rejected`](outcome::Class::Rejected): the org is healthy, and the call is made again on the purse of errors. What it used counts, and the
+    /// error's text is kept in [`Stamp::said`](outcome::Stamp::said). The last one that is set holds.
+    ///
+    /// It runs on the caller's task and must not block. One that panics is logged and has refused the answer: the call goes on.
+    #[must_use]
+    pub fn validate<F>(mut self, check: F) -> Self
+    where
+        F: Fn(&Parts, &Bytes) -> Result<(), BoxError> + Send + Sync + 'static,
+    {
+        Arc::make_mut(&mut self.rules).check = Some(Arc::new(check));
         self
     }
 

@@ -6,28 +6,42 @@ use bytes::Bytes;
 use http::{
     HeaderMap,
     header::{CONTENT_LENGTH, CONTENT_TYPE},
+    response::Parts,
 };
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::{sse::Events, watch::is_events};
+use super::{
+    inband::{self, Found},
+    layer::EmptyPolicy,
+    sse::Events,
+    watch::{is_events, is_plain},
+};
 use crate::outcome::{BoxError, Class, Error, Outcome, Usage};
 
 /// What stands in place of a key.
-const SCRUBBED: &[u8] = b"***";
+pub(super) const SCRUBBED: &str = "***";
 
-/// What it means that no answer came: [`Class::Transport`], unless this machine had no socket to spare for the call. No org is
-/// to blame for that. Where no connection came about, nothing was sent.
+/// What it means that no answer came: [`Class::Transport`], unless the connection says that the request was not processed, or it is
+/// the fault of this machine: it had no socket to spare for the call, or the client does not speak what the URL wants. No org is
+/// to blame for those. Where no connection came about, nothing was sent.
 pub(super) fn fault(error: BoxError) -> Error {
     let mut error = Error::from_box(error);
     if error.class() != Class::Transport {
         return error;
     }
-    let (mut local, mut unsent) = (false, false);
+    let (mut class, mut unsent, mut said) = (Class::Transport, false, None);
     let mut cause = error.source();
     while let Some(found) = cause {
         let io = found.downcast_ref::<io::Error>();
-        local |= io.is_some_and(is_local);
-        unsent |= local || io.is_some_and(is_unconnected) || is_connect(found);
+        if io.is_some_and(is_local) {
+            class = Class::Local;
+        } else if is_unprocessed(found) {
+            class = Class::Unprocessed;
+        } else if is_connect(found) && found.source().is_some_and(|why| why.to_string() == NOT_HTTP) {
+            class = Class::Local;
+            said = Some(WRONG_CLIENT.into());
+        }
+        unsent |= class != Class::Transport || io.is_some_and(is_unconnected) || is_connect(found);
         // What an `io::Error` was made from is not among its sources.
         let made_from =
             found.downcast_ref().and_then(io::Error::get_ref).map(|inner| inner as &(dyn StdError + 'static));
@@ -35,10 +49,30 @@ pub(super) fn fault(error: BoxError) -> Error {
     }
     let stamp = error.stamp_mut();
     stamp.unsent = unsent;
-    if local {
-        stamp.outcome = Outcome::of(Class::Local);
+    stamp.said = said;
+    if class != Class::Transport {
+        stamp.outcome = Outcome::of(class);
     }
     error
+}
+
+/// What hyper-util's plain connector says of a URL that begins with `https`. Its error has no other mark.
+const NOT_HTTP: &str = "invalid URL, scheme is not http";
+
+const WRONG_CLIENT: &str = "the HTTP client speaks no https, and the org's base URL wants it: take `client::https` (feature `rustls`), or a client of your own that does";
+
+/// Whether the other side says that it has not processed the request: HTTP/2's `REFUSED_STREAM`, or a `GOAWAY` that leaves it out
+/// (h2 tells only those streams of it that were left out; those that were not, and are lost with the connection, see it broken).
+#[cfg(feature = "http2")]
+fn is_unprocessed(error: &(dyn StdError + 'static)) -> bool {
+    error.downcast_ref::<h2::Error>().is_some_and(|error| {
+        error.is_remote() && (error.is_go_away() || error.reason() == Some(h2::Reason::REFUSED_STREAM))
+    })
+}
+
+#[cfg(not(feature = "http2"))]
+fn is_unprocessed(_: &(dyn StdError + 'static)) -> bool {
+    false
 }
 
 /// Nobody was reached.
@@ -72,21 +106,35 @@ pub(super) fn content_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
 }
 
-/// The tokens a gathered success says it used, in either dialect; `None` where it does not say.
-///
-/// Only the `usage` object is taken apart; the rest is passed over without being built.
-pub(super) fn usage(headers: &HeaderMap, body: &[u8]) -> Option<Usage> {
-    if is_json(headers) {
-        let said = usage_at_the_end(body).or_else(|| serde_json::from_slice::<Answered>(body).ok()?.usage)?;
-        return said.usage();
-    }
-    if is_events(headers) {
+/// What a gathered success says it used, in either dialect, and what it proves to be.
+pub(super) fn answered(headers: &HeaderMap, body: &[u8], empty: EmptyPolicy) -> (Option<Usage>, Found) {
+    let (usage, found) = if is_json(headers) {
+        (usage(body), if is_plain(headers) { inband::json(body, empty) } else { Found::Good })
+    } else if is_events(headers) {
         let mut events = Events::new();
         events.feed(body);
         events.finish();
-        return events.usage();
+        (events.usage(), if is_plain(headers) { events.found(empty) } else { Found::Good })
+    } else {
+        (None, Found::Good)
+    };
+    (usage, found)
+}
+
+/// The tokens that JSON says were used; `None` where it does not say.
+///
+/// Only the `usage` object is taken apart; the rest is passed over without being built.
+fn usage(body: &[u8]) -> Option<Usage> {
+    usage_at_the_end(body).or_else(|| serde_json::from_slice::<Answered>(body).ok()?.usage)?.usage()
+}
+
+/// A refusal that is no JSON, in words: its status, and its text where that is one.
+pub(super) fn plain(head: &Parts, body: &[u8]) -> String {
+    let is_text = head.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"));
+    match std::str::from_utf8(body) {
+        Ok(text) if is_text && !text.trim().is_empty() => format!("{}: {text}", head.status),
+        _ => head.status.to_string(),
     }
-    None
 }
 
 /// The tokens a JSON success says it used, of which only the last [`NEAR`] bytes were kept.
@@ -378,7 +426,7 @@ pub(super) fn scrub(body: &[u8], secret: &[u8]) -> Option<Bytes> {
     let mut rest = body;
     while let Some(at) = rest.windows(secret.len()).position(|window| window == secret) {
         clean.extend_from_slice(&rest[..at]);
-        clean.extend_from_slice(SCRUBBED);
+        clean.extend_from_slice(SCRUBBED.as_bytes());
         rest = &rest[at + secret.len()..];
     }
     if clean.is_empty() {
@@ -427,7 +475,7 @@ mod tests {
         if !kind.is_empty() {
             headers.insert(CONTENT_TYPE, kind.parse().unwrap());
         }
-        usage(&headers, body.as_bytes())
+        answered(&headers, body.as_bytes(), EmptyPolicy::Transient).0
     }
 
     #[test]

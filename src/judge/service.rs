@@ -9,7 +9,7 @@ use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::{Answer, JudgeFuture, layer::Rules, read};
+use super::{Answer, JudgeFuture, layer::Rules};
 use crate::outcome::{BoxError, Error};
 
 /// Judges every answer of the service it wraps. Made by [`JudgeLayer`](super::JudgeLayer).
@@ -36,6 +36,7 @@ impl<S> JudgeService<S> {
 impl<S, B, RB> Service<Request<B>> for JudgeService<S>
 where
     S: Service<Request<B>, Response = Response<RB>>,
+    B: Body,
     S::Error: Into<BoxError>,
     RB: Body + Unpin,
     RB::Error: Into<BoxError>,
@@ -45,10 +46,11 @@ where
     type Future = JudgeFuture<S::Future, RB>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        self.inner.poll_ready(cx).map_err(|error| read::fault(error.into()))
+        self.inner.poll_ready(cx).map_err(|error| self.rules.fault(error.into()))
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        JudgeFuture::new(self.rules.clone(), || self.inner.call(request))
+        let sent = request.body().size_hint().exact();
+        JudgeFuture::new(self.rules.clone(), sent, || self.inner.call(request))
     }
 }

@@ -1,8 +1,13 @@
-//! Reads a stream of server-sent events as it passes: what it used, and whether its last event came. Pure.
+//! Reads a stream of server-sent events as it passes: what it used, whether its last event came, and whether an error did. Pure.
 
 use memchr::memmem::Finder;
 
-use super::read::{Said, said_by_event};
+use super::{
+    inband::{Found, error_of_event, names_error},
+    layer::EmptyPolicy,
+    read::{Said, said_by_event},
+    refusal::Words,
+};
 use crate::outcome::Usage;
 
 /// Of a longer event only the name is read: 256 KiB. Events of a few hundred bytes are usual; OpenAI's `response.completed` repeats the
@@ -14,6 +19,9 @@ const LAST_EVENTS: [&[u8]; 4] = [b"message_stop", b"response.completed", b"respo
 
 /// What ends a stream of OpenAI's Chat Completions API.
 const LAST_DATA: &[u8] = b"[DONE]";
+
+/// The events that are an error, whatever is in them: of both providers, and of OpenAI's Responses API.
+const ERRORS: [&[u8]; 2] = [b"error", b"response.failed"];
 
 /// Reads what it is fed, in whatever parts that comes.
 pub(super) struct Events {
@@ -28,8 +36,15 @@ pub(super) struct Events {
     /// What was fed last is a carriage return: a line feed belongs to it.
     after_cr: bool,
     finder: Finder<'static>,
+    chunk: Finder<'static>,
     said: Said,
     terminal: bool,
+    /// An event has come with something in it.
+    began: bool,
+    /// It is of a kind whose last event is known.
+    known: bool,
+    /// The first error in it.
+    failed: Option<Box<Words>>,
 }
 
 impl Events {
@@ -41,8 +56,12 @@ impl Events {
             line_is_blank: true,
             after_cr: false,
             finder: Finder::new(b"\"usage\""),
+            chunk: Finder::new(b"\"chat.completion.chunk\""),
             said: Said::default(),
             terminal: false,
+            began: false,
+            known: false,
+            failed: None,
         }
     }
 
@@ -90,6 +109,21 @@ impl Events {
         self.terminal
     }
 
+    /// The words of the first error in it.
+    pub(super) fn failed(&self) -> Option<&Words> {
+        self.failed.as_deref()
+    }
+
+    /// What a stream proves to be that has ended by itself. One of no known kind may end as it likes.
+    pub(super) fn found(&self, empty: EmptyPolicy) -> Found {
+        match &self.failed {
+            Some(words) => Found::Failed(words.clone()),
+            None if !self.began && empty == EmptyPolicy::Transient => Found::Empty,
+            None if self.known && !self.terminal => Found::CutOff,
+            None => Found::Good,
+        }
+    }
+
     /// The event ends with `rest`. Most come in one part, and are not copied.
     fn end_event(&mut self, rest: &[u8]) {
         if !self.skipped && self.event.len() + rest.len() > EVENT_MAX {
@@ -116,18 +150,31 @@ impl Events {
         let event = self.event.iter().chain(rest).copied().skip_while(|byte| *byte == b'\n');
         let begin: Vec<u8> = event.take(longest).collect();
         let line = begin.split(|byte| matches!(byte, b'\n' | b'\r')).next().unwrap_or_default();
+        let name = field(line, b"event").unwrap_or_default();
         self.skipped = true;
-        self.skipped_last = field(line, b"event").is_some_and(|name| LAST_EVENTS.contains(&name));
+        self.skipped_last = LAST_EVENTS.contains(&name);
+        self.began = true;
+        self.named(name);
+        if ERRORS.contains(&name) && self.failed.is_none() {
+            self.failed = Some(Box::default());
+        }
+    }
+
+    /// An event of this name tells what kind of stream this is.
+    fn named(&mut self, name: &[u8]) {
+        self.known |= name == b"message_start" || name.starts_with(b"response.");
     }
 
     fn read(&mut self, event: &[u8]) {
         let mut data: Option<&[u8]> = None;
+        let mut name: &[u8] = b"";
         let mut joined = vec![];
         let mut begin = 0;
         for end in memchr::memchr2_iter(b'\n', b'\r', event).chain([event.len()]) {
             let line = &event[begin..end];
             begin = end + 1;
-            if let Some(name) = field(line, b"event") {
+            if let Some(value) = field(line, b"event") {
+                name = value;
                 self.terminal |= LAST_EVENTS.contains(&name);
             } else if let Some(line) = field(line, b"data") {
                 match data {
@@ -144,6 +191,14 @@ impl Events {
         }
         let data = if joined.is_empty() { data.unwrap_or_default() } else { &joined };
         self.terminal |= data == LAST_DATA;
+        self.began |= !data.is_empty() || !name.is_empty();
+        if !self.known {
+            self.named(name);
+            self.known |= self.chunk.find(data).is_some();
+        }
+        if self.failed.is_none() && (ERRORS.contains(&name) || names_error(data)) {
+            self.failed = error_of_event(name, data).map(Box::new);
+        }
         // Within what a model writes its quotes would be escaped, and OpenAI has a null in all chunks but the last: so hardly any
         // other event is taken apart.
         let name = self.finder.needle().len();
@@ -169,6 +224,96 @@ mod tests {
     use super::*;
 
     type Told = (Option<(u64, u64)>, bool);
+
+    fn found<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Found {
+        let mut events = Events::new();
+        parts.into_iter().for_each(|part| events.feed(part));
+        events.finish();
+        events.found(EmptyPolicy::Transient)
+    }
+
+    fn failed(kind: Option<&str>, message: Option<&str>) -> Found {
+        let own = |word: Option<&str>| word.map(str::to_owned);
+        let is_anthropic = kind.is_some();
+        Found::Failed(Box::new(Words { kind: own(kind), code: None, message: own(message), is_anthropic }))
+    }
+
+    #[test]
+    fn what_a_stream_proves_to_be_is_told_whatever_the_parts() {
+        let before = |text: &str, end: &str| text[..text.find(end).unwrap()].to_owned();
+        let error =
+            "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"m\"}}\n\n";
+        let overloaded = || failed(Some("overloaded_error"), Some("m"));
+        let chunk = "data: {\"object\":\"chat.completion.chunk\",\"choices\":[],\"error\":null}\n\n";
+        for (text, expected) in [
+            (ANTHROPIC.to_owned(), Found::Good),
+            (OPENAI.to_owned(), Found::Good),
+            (RESPONSES.to_owned(), Found::Good),
+            // An error, first or later, and whatever comes after it.
+            (error.to_owned(), overloaded()),
+            (error.replace("event: error\n", ""), overloaded()),
+            (error.replace('\n', "\r\n"), overloaded()),
+            (before(ANTHROPIC, "event: message_delta") + error, overloaded()),
+            (before(ANTHROPIC, "event: message_delta") + error + "event: error\ndata: x\n\n", overloaded()),
+            (ANTHROPIC.to_owned() + error, overloaded()),
+            ("event: error\ndata: gone\n\n".to_owned(), failed(None, Some("gone"))),
+            ("event: error\n\n".to_owned(), failed(None, None)),
+            (chunk.to_owned() + "data: {\"error\":{\"message\":\"m\"}}\n\ndata: [DONE]\n\n", failed(None, Some("m"))),
+            (chunk.replace("null", "{\"message\":\"m\"}"), failed(None, Some("m"))),
+            (
+                "event: response.failed\ndata: {\"response\":{\"error\":{\"message\":\"m\"}}}\n\n".to_owned(),
+                failed(None, Some("m")),
+            ),
+            // Of a known kind, without its end.
+            (before(ANTHROPIC, "event: message_stop"), Found::CutOff),
+            (before(ANTHROPIC, "event: content_block_start"), Found::CutOff),
+            (before(OPENAI, "data: [DONE]") + chunk, Found::CutOff),
+            (chunk.to_owned(), Found::CutOff),
+            (chunk.to_owned() + "data: [DONE]\n\n", Found::Good),
+            (before(RESPONSES, "event: response.completed"), Found::CutOff),
+            // Of none.
+            ("data: hello\n\n".to_owned(), Found::Good),
+            (before(OPENAI, "data: [DONE]"), Found::Good),
+            ("event: message_started\ndata: x\n\n".to_owned(), Found::Good),
+            // What a model writes is no event and no error.
+            (
+                "data: {\"delta\":{\"text\":\"\\n\\nevent: error\\ndata: {\\\"error\\\":{\\\"message\\\":1}}\"}}\n\n"
+                    .to_owned(),
+                Found::Good,
+            ),
+            ("data: {\"delta\":{\"text\":\"\\\"chat.completion.chunk\\\"\"}}\n\n".to_owned(), Found::Good),
+            ("data: {\"delta\":{\"error\":{\"message\":\"m\"}}}\n\n".to_owned(), Found::Good),
+            ("data: {\"choices\":[{\"finish_reason\":\"error\"}]}\n\n".to_owned(), Found::Good),
+            // Nothing.
+            (String::new(), Found::Empty),
+            ("\n\n: keep-alive\n\n".to_owned(), Found::Empty),
+        ] {
+            let bytes = text.as_bytes();
+            assert_eq!(found([bytes]), expected, "{text}");
+            assert_eq!(found(bytes.chunks(1)), expected, "byte by byte: {text}");
+            assert_eq!(found(bytes.chunks(7)), expected, "by sevens: {text}");
+        }
+        let mut none = Events::new();
+        none.finish();
+        assert_eq!(none.found(EmptyPolicy::Accept), Found::Good);
+    }
+
+    #[test]
+    fn an_error_that_is_too_long_is_an_error_by_its_name() {
+        let data = format!("data: {{\"x\":\"{}\"}}", "x".repeat(EVENT_MAX));
+        for (name, expected) in [
+            ("error", failed(None, None)),
+            ("response.failed", failed(None, None)),
+            ("response.created", Found::CutOff),
+            ("message_start", Found::CutOff),
+            ("errors", Found::Good),
+        ] {
+            let text = format!("event: {name}\n{data}\n\n");
+            for size in [usize::MAX, 70_000, 999] {
+                assert_eq!(found(text.as_bytes().chunks(size)), expected, "{name} in parts of {size}");
+            }
+        }
+    }
 
     fn read<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Told {
         let mut events = Events::new();

@@ -6,12 +6,15 @@
 mod support;
 
 mod cb;
+mod cl;
 mod key;
 mod lim;
 mod net;
 mod ra;
 mod ret;
 mod rt;
+mod sec;
+mod str;
 mod tok;
 mod twr;
 
