@@ -238,7 +238,7 @@ async fn each_kind_of_refusal_ends_as_the_field_has_learnt_it_should() {
             ms(0),
             ms(0),
         ),
-        ("429 for ever ends by patience", vec![say(429)], Exhausted(Exhaustion::Patience), 0, ms(570_000), ms(600_000)),
+        ("429 for ever ends by patience", vec![say(429)], Exhausted(Exhaustion::Stalled), 0, ms(570_000), ms(600_000)),
     ];
     for (what, answers, end, calls, fastest, slowest) in rows {
         let provider = Provider::new(answers);
@@ -296,7 +296,7 @@ async fn nothing_but_429s_ends_rate_limited_and_the_request_comes_back_as_it_was
     assert!(error.is_rate_limited(), "by a method");
     assert!(error.is_redrivable());
     assert_eq!(error.class(), Some(Class::Throttled));
-    assert!(matches!(&error, RetryError::Exhausted(e) if e.reason == Exhaustion::Patience), "and by a match");
+    assert!(matches!(&error, RetryError::Exhausted(e) if e.reason == Exhaustion::Stalled), "and by a match");
     let text = error.to_string();
     assert!(text.starts_with("rate limited ") && text.contains(": try again later"), "{text}");
     assert!(text.ends_with("(the provider asked for 20s)"), "{text}");

@@ -1,4 +1,95 @@
-//! Which of several members: the power of two choices. Pure.
+//! Which of several members: the best tier of those that are there, and in it the power of two choices. Pure.
+
+/// Health from which a member is trusted with any call.
+const CREDIBLE: f64 = 0.5;
+/// So many failures of one call, and a member yields to others.
+const YIELDS_AFTER: u32 = 2;
+/// But only to one that has not failed the call and whose health is at least this part of its own: in an uneven pool it would
+/// yield to junk.
+const YIELDS_TO: f64 = 0.5;
+
+/// How far a member is trusted with one call. The best is the least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Tier {
+    Credible,
+    /// It is well, but has failed this very call twice, and there is another to try. Not last: where that other has no slot,
+    /// the call must not fall through to junk.
+    Demoted,
+    /// Its health is low.
+    Rest,
+}
+
+impl Tier {
+    /// `failures` of this very call; `best_untried` is the health of the best of those that have not failed it and take calls,
+    /// whether or not they have a slot now. It is asked only where it matters.
+    pub(crate) fn of(health: f64, failures: u32, best_untried: impl FnOnce() -> Option<f64>) -> Tier {
+        if health < CREDIBLE {
+            return Tier::Rest;
+        }
+        let yields = failures >= YIELDS_AFTER && best_untried().is_some_and(|best| best >= health * YIELDS_TO);
+        if yields { Tier::Demoted } else { Tier::Credible }
+    }
+}
+
+/// The numbers of the members worth asking, the best tier first: on the stack for up to 32, which is more orgs than most people
+/// hold.
+pub(crate) struct Ranked {
+    few: [usize; 32],
+    many: Vec<usize>,
+    /// Where each tier ends; the last is how many there are.
+    ends: [usize; 3],
+}
+
+impl Ranked {
+    /// Of so many members those that have a tier.
+    pub(crate) fn of(members: usize, tier: impl Fn(usize) -> Option<Tier>) -> Self {
+        let mut ranked = Ranked { few: [0; 32], many: Vec::new(), ends: [0; 3] };
+        if members > ranked.few.len() {
+            ranked.many = vec![0; members];
+        }
+        for member in 0..members {
+            if let Some(tier) = tier(member) {
+                ranked.insert(member, tier as usize);
+            }
+        }
+        ranked
+    }
+
+    fn numbers(&mut self) -> &mut [usize] {
+        if self.many.is_empty() { &mut self.few } else { &mut self.many }
+    }
+
+    /// Behind those that are as good or better.
+    fn insert(&mut self, member: usize, tier: usize) {
+        let (at, end) = (self.ends[tier], self.ends[2]);
+        let numbers = self.numbers();
+        numbers.copy_within(at..end, at + 1);
+        numbers[at] = member;
+        self.ends[tier..].iter_mut().for_each(|end| *end += 1);
+    }
+
+    /// The best tier that anybody is in.
+    fn best_tier(&self) -> usize {
+        self.ends.iter().position(|end| *end > 0).unwrap_or(2)
+    }
+
+    /// Those of the best tier that anybody is in.
+    pub(crate) fn best(&self) -> &[usize] {
+        let numbers = if self.many.is_empty() { &self.few[..] } else { &self.many };
+        &numbers[..self.ends[self.best_tier()]]
+    }
+
+    /// Takes out one of the best.
+    pub(crate) fn remove(&mut self, member: usize) {
+        let Some(at) = self.best().iter().position(|i| *i == member) else { return };
+        let tier = self.best_tier();
+        let (last, end) = (self.ends[tier] - 1, self.ends[2]);
+        let numbers = self.numbers();
+        numbers.swap(at, last);
+        numbers.copy_within(last + 1..end, last);
+        self.ends[tier..].iter_mut().for_each(|end| *end -= 1);
+    }
+}
 
 /// Two different members at random, the lower load wins; the only one where there is but one. `load` is asked at most twice.
 /// Drawn from the thread's own generator.
