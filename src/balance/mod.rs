@@ -132,3 +132,6 @@ pub use self::{
     members::{MemberError, Members},
     service::OrgBalance,
 };
+
+#[cfg(test)]
+mod tests;
