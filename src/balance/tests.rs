@@ -23,8 +23,6 @@ enum Law {
     AsBuilt,
     /// The same, but the call waits where it alone is ready.
     Waits,
-    /// It yields to whoever is untried, and ranks last.
-    Always,
     /// It yields to nobody.
     Never,
 }
@@ -125,13 +123,8 @@ impl Pool {
         let untried = (0..self.members.len()).filter(|i| call.failures[*i] == 0);
         let best = untried.map(health).reduce(f64::max);
         let tier = |i: usize| {
-            let by_rule = Tier::of(health(i), call.failures[i], || best);
-            match self.law {
-                Law::AsBuilt | Law::Waits => by_rule,
-                Law::Always if call.failures[i] >= 2 && best.is_some() => Tier::Rest,
-                Law::Always if health(i) < 0.5 => Tier::Demoted,
-                Law::Always | Law::Never => Tier::of(health(i), 0, || best),
-            }
+            let failures = if self.law == Law::Never { 0 } else { call.failures[i] };
+            Tier::of(health(i), failures, || best)
         };
         let mut ranked = Ranked::of(self.members.len(), |i| self.members[i].has_slot(now).then(|| tier(i)));
         let picked = pick(ranked.best(), |i| self.members[i].load(now))?;
@@ -230,9 +223,8 @@ fn third_attempts_in_a_pool_of_mostly_junk_are_answered() {
 
 #[test]
 fn where_there_is_only_junk_besides_a_call_is_not_sent_there() {
-    let (built, always) = (thirds(ONE_IS_GOOD, Law::AsBuilt, 0.0), thirds(ONE_IS_GOOD, Law::Always, 0.0));
+    let built = thirds(ONE_IS_GOOD, Law::AsBuilt, 0.0);
     assert!(built >= 0.8, "{built} of the third attempts");
-    assert!(always < 0.5, "{always} if it always yielded");
 }
 
 #[test]
