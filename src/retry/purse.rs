@@ -294,6 +294,44 @@ mod tests {
     }
 
     #[test]
+    fn what_could_not_be_read_is_sent_once_more_whatever_else_has_failed() {
+        use Class::{Garbled, Overloaded, Throttled};
+        // Attempts and calls that are allowed, the answers, and whether each but the last is followed by another attempt.
+        for (max_attempts, max_calls, answers, ends) in [
+            (5, 1_000, &[Garbled, Garbled][..], Verdict::Return),
+            (5, 1_000, &[Garbled, Throttled, Overloaded, Garbled], Verdict::Return),
+            // It takes nothing from the purse of errors, nor that from it.
+            (2, 1_000, &[Garbled, Overloaded, Overloaded], Verdict::GiveUp(Exhaustion::Attempts)),
+            (2, 1_000, &[Overloaded, Garbled, Overloaded], Verdict::GiveUp(Exhaustion::Attempts)),
+            (3, 1_000, &[Overloaded, Overloaded, Garbled, Garbled], Verdict::Return),
+            // Where there is no retry of errors at all, the answer is the answer.
+            (1, 1_000, &[Garbled], Verdict::Return),
+            (5, 1, &[Garbled], Verdict::Return),
+            (5, 2, &[Throttled, Garbled], Verdict::Return),
+            (5, 2, &[Garbled, Overloaded], Verdict::GiveUp(Exhaustion::Calls)),
+        ] {
+            let policy = Policy { max_attempts, max_calls, ..policy() };
+            let (mut purses, now) = (Purses::default(), Instant::now());
+            let verdicts: Vec<_> = answers.iter().map(|class| purses.pay(&policy, said(*class), now, 0.5)).collect();
+            let (last, before) = verdicts.split_last().unwrap();
+            assert_eq!(*last, ends, "{answers:?} of {max_attempts}");
+            assert!(before.iter().all(|verdict| matches!(verdict, Verdict::Wait { .. })), "{answers:?}: {before:?}");
+        }
+    }
+
+    #[test]
+    fn a_wait_beyond_the_window_is_begun_while_others_are_served() {
+        let now = Instant::now();
+        let hinted = Said { not_before: Some(now + Duration::from_secs(3_600)), ..said(Class::Throttled) };
+        let ago = |seconds| now.checked_sub(Duration::from_secs(seconds));
+        for (progress, begun) in [(None, false), (ago(0), true), (ago(599), true), (ago(600), false)] {
+            let verdict = Purses::default().pay(&policy(), Said { progress, ..hinted }, now, 0.0);
+            assert_eq!(matches!(verdict, Verdict::Wait { .. }), begun, "{progress:?}");
+            assert_eq!(verdict == Verdict::GiveUp(Exhaustion::Stalled), !begun);
+        }
+    }
+
+    #[test]
     fn what_never_left_the_machine_is_no_wire_call() {
         let mut purses = Purses::default();
         for class in [Class::Local, Class::Transport, Class::Throttled, Class::NoOrg] {
