@@ -166,6 +166,21 @@ async fn the_window_of_who_was_refused_begins_with_the_refusal() {
     assert!(exhausted.elapsed >= 2 * PATIENCE);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_leaps_over_the_window_is_no_wait() {
+    let desk = Desk::new(&["a"], 0);
+    let service = build(|b| b).layer(desk.balance());
+    let mut call = call(&service, 1);
+    advance(6 * PATIENCE).await;
+    assert!(call.is_woken());
+    assert!(call.poll().is_pending(), "what was to happen meanwhile has had no time to");
+    advance(PATIENCE - 2 * MS).await;
+    assert!(!call.is_woken());
+    advance(3 * MS).await;
+    assert_eq!(ends(&mut call).reason, Exhaustion::Stalled);
+    desk.assert_at_rest();
+}
+
 // Deadlines.
 
 #[tokio::test(start_paused = true)]

@@ -231,6 +231,20 @@ impl<S, B, C> Logical<S, B, C> {
         Poll::Pending
     }
 
+    /// Whether it is given up, looked at when that was due; with nothing to come before `until`, if that is known.
+    fn is_lost(&mut self, due: Option<Instant>, until: Option<Instant>) -> bool {
+        let (waiting, now) = (self.waiting(), Instant::now());
+        if !waiting.is_lost(now, until.unwrap_or(now)) {
+            return false;
+        }
+        if due.is_some_and(|due| waiting.is_blind(due, now)) {
+            self.attempt_from = now;
+            self.trouble.iter_mut().for_each(|trouble| trouble.purses.wait_anew(now));
+            return false;
+        }
+        true
+    }
+
     /// Ready once it has waited for its turn for too long.
     fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
@@ -241,14 +255,11 @@ impl<S, B, C> Logical<S, B, C> {
                 }
                 self.watch = Some(Box::pin(tokio::time::sleep_until(at)));
             }
-            if let Some(watch) = &mut self.watch {
-                ready!(watch.as_mut().poll(cx));
-            }
-            let now = Instant::now();
-            if self.waiting().is_lost(now, now) {
+            ready!(self.watch.as_mut().expect("made above").as_mut().poll(cx));
+            let due = self.watch.take().map(|watch| watch.deadline());
+            if self.is_lost(due, None) {
                 return Poll::Ready(());
             }
-            self.watch = None;
         }
     }
 
@@ -390,18 +401,17 @@ where
         },
         StepProj::Waiting { mut sleep, until, pays } => loop {
             ready!(sleep.as_mut().poll(cx));
-            if sleep.deadline() >= *until {
+            if sleep.deadline() >= *until || Instant::now() >= *until {
                 break if *pays {
                     Turn::Go(Step::Paying { place: Place::new() })
                 } else {
                     logical.readying(Token(None))
                 };
             }
-            let (waiting, now) = (logical.waiting(), Instant::now());
-            if waiting.is_lost(now, *until) {
+            if logical.is_lost(Some(sleep.deadline()), Some(*until)) {
                 break stalled;
             }
-            let look = waiting.lost_at().unwrap_or(*until);
+            let look = logical.waiting().lost_at().unwrap_or(*until);
             sleep.as_mut().reset(look.min(*until));
         },
         StepProj::Paying { place } => {

@@ -119,6 +119,11 @@ impl Purses {
         Waiting { since: self.refused_since.unwrap_or(began), progress, patience: policy.patience }
     }
 
+    /// Its wait was not seen: it begins anew.
+    pub(crate) fn wait_anew(&mut self, now: Instant) {
+        self.refused_since = self.refused_since.map(|_| now);
+    }
+
     /// Counts an attempt that was given up in flight.
     pub(crate) fn cut_off(&mut self) {
         self.counts.add(Class::Transport);

@@ -53,6 +53,13 @@ impl Waiting {
         is_over(self.since, until) && self.progress.is_none_or(|last| is_over(last, now))
     }
 
+    /// Whether somebody who meant to look at `due` looks too late to say that it has waited: the clock has leapt, or its task was
+    /// not polled, and what was to happen meanwhile happens now. Late by a tenth of the patience, or a second: timers are late by
+    /// milliseconds.
+    pub(crate) fn is_blind(&self, due: Instant, now: Instant) -> bool {
+        now.saturating_duration_since(due) > (self.patience / 10).max(Duration::from_secs(1))
+    }
+
     /// When it will be given up if nothing goes on until then; `None` if never.
     pub(crate) fn lost_at(&self) -> Option<Instant> {
         let last = self.progress.map_or(self.since, |last| last.max(self.since));
@@ -119,6 +126,15 @@ mod tests {
         assert_eq!(progress.last(), Some(start), "also in the first moment");
         progress.note(start + 7 * SECOND);
         assert_eq!(progress.last(), Some(start + 7 * SECOND));
+    }
+
+    #[test]
+    fn who_looks_too_late_has_seen_no_wait() {
+        let now = Instant::now();
+        let waiting = Waiting { since: now, progress: None, patience: Duration::from_secs(600) };
+        for (late, blind) in [(0, false), (1, false), (60, false), (61, true), (3_600, true)] {
+            assert_eq!(waiting.is_blind(now, now + late * SECOND), blind, "{late} s");
+        }
     }
 
     proptest! {
