@@ -103,6 +103,11 @@ impl CallMemory {
         self.0.bound.load(SeqCst)
     }
 
+    /// Whether the attempt under way stands in a balancer's line. Where there is no balancer nobody says so.
+    pub(crate) fn is_in_line(&self) -> bool {
+        self.was_called() && !self.is_bound()
+    }
+
     /// The org was asked, and this was no answer.
     pub(crate) fn write_tried(&self, org: &Org, class: Class) {
         let failed = u32::from(matches!(class.implies().purse, Purse::Errors | Purse::Once) && class != Class::Local);

@@ -1236,3 +1236,122 @@ fn a_finished_call_that_is_kept_keeps_nothing() {
     assert_eq!(desk.hand("a").counts().dropped_calls, 1);
     desk.assert_at_rest();
 }
+
+// What a call remembers.
+
+#[test]
+fn a_call_remembers_who_did_not_answer_it_and_no_other_call_does() {
+    let desk = Desk::new(&["a"], 1);
+    let balance = desk.balance();
+    let memory = CallMemory::new();
+    let tried = || memory.tried().iter().map(|t| (t.attempts, t.failures)).collect::<Vec<_>>();
+    // The answer, and what is remembered from then on: a 429 and a refused request are no failures.
+    for (id, status, seen) in
+        [(1, 200, (0, 0)), (2, 429, (1, 0)), (3, 500, (2, 1)), (4, 400, (3, 1)), (5, 0, (4, 2)), (6, 200, (4, 2))]
+    {
+        let mut of_memory = call_with(&balance, memory_of(id, &memory));
+        assert_pending!(of_memory.poll());
+        match status {
+            0 => desk.hand("a").end(id, Err(Broken("reset"))),
+            status => desk.hand("a").answer(id, status),
+        }
+        drop(assert_ready!(of_memory.poll()));
+        assert_eq!(tried(), if seen.0 == 0 { vec![] } else { vec![seen] }, "{status}");
+    }
+    // Readiness that fails is a failure too; a call that is dropped is none.
+    desk.hand("a").fail(1);
+    assert!(assert_ready!(call_with(&balance, memory_of(7, &memory)).poll()).is_err());
+    assert_eq!(tried(), [(5, 3)]);
+    let mut dropped = call_with(&balance, memory_of(8, &memory));
+    assert_pending!(dropped.poll());
+    drop(dropped);
+    assert_eq!(tried(), [(5, 3)]);
+    assert_eq!(memory.tried()[0].org.name(), "a");
+    assert!(CallMemory::new().tried().is_empty());
+    desk.assert_at_rest();
+}
+
+/// Has a call fail so often at an org.
+fn fail_at(desk: &Desk, balance: &OrgBalance<Guarded>, memory: &CallMemory, org: &str, times: u32) {
+    let others: Vec<_> =
+        ["a", "b", "c"].into_iter().filter(|other| *other != org && desk.orgs.get(other).is_some()).collect();
+    others.iter().for_each(|other| drop(desk.hand(other).held(true)));
+    for nth in 0..times {
+        let id = 1_000_000 + nth;
+        let mut failing = call_with(balance, memory_of(id, memory));
+        assert_pending!(failing.poll());
+        desk.hand(org).answer(id, 500);
+        drop(assert_ready!(failing.poll()));
+    }
+    others.iter().for_each(|other| drop(desk.hand(other).held(false)));
+}
+
+/// Where a call goes that is then dropped.
+fn goes_to(desk: &Desk, balance: &OrgBalance<Guarded>, request: Req) -> Option<&'static str> {
+    let id = *request.body();
+    let mut call = call_with(balance, request);
+    assert_pending!(call.poll());
+    is_at(desk, id)
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_failed_a_call_twice_yields_to_who_has_not_and_only_for_that_call() {
+    // How often A failed the call, and how often of twenty times it is asked again, A being less loaded.
+    for (failures, asked_again) in [(0, true), (1, true), (2, false), (3, false)] {
+        let desk = Desk::new(&["a", "b"], 100);
+        let balance = desk.balance();
+        let memory = CallMemory::new();
+        fail_at(&desk, &balance, &memory, "a", failures);
+        // What failures do to the load of all calls is gone by then.
+        tokio::time::advance(600 * SECOND).await;
+        desk.hand("a").held(true);
+        let mut busy: Vec<_> = (0..3).map(|id| call(&balance, id)).collect();
+        busy.iter_mut().for_each(|call| assert_pending!(call.poll()));
+        desk.hand("a").held(false);
+        for id in 10..30 {
+            let to = goes_to(&desk, &balance, memory_of(id, &memory));
+            assert_eq!(to, Some(if asked_again { "a" } else { "b" }), "after {failures} failures");
+            assert_eq!(goes_to(&desk, &balance, Request::new(id + 100)), Some("a"), "another call knows nothing of it");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_failed_a_call_twice_is_asked_where_nobody_else_has_a_slot_or_is_left() {
+    let desk = Desk::new(&["a", "b", "c"], 1);
+    let balance = desk.balance();
+    let memory = CallMemory::new();
+    fail_at(&desk, &balance, &memory, "a", 2);
+    desk.hand("b").slots(0);
+    desk.hand("c").slots(0);
+    assert_eq!(goes_to(&desk, &balance, memory_of(1, &memory)), Some("a"), "a slot that is there is better than none");
+    desk.hand("c").slots(1);
+    for id in 2..20 {
+        assert_eq!(goes_to(&desk, &balance, memory_of(id, &memory)), Some("c"));
+    }
+    // Who has failed it once is no other to try, and who is out is none either.
+    fail_at(&desk, &balance, &memory, "c", 1);
+    desk.org("b").put_out(OutReason::OutOfQuota);
+    tokio::time::advance(600 * SECOND).await;
+    let went: BTreeSet<_> = (20..60).map(|id| goes_to(&desk, &balance, memory_of(id, &memory))).collect();
+    assert_eq!(went, BTreeSet::from([Some("a"), Some("c")]), "there is nobody to yield to");
+    desk.assert_at_rest();
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_failed_a_call_twice_yields_in_the_line_too() {
+    let desk = Desk::new(&["a", "b"], 1);
+    let balance = desk.balance();
+    let memory = CallMemory::new();
+    fail_at(&desk, &balance, &memory, "a", 2);
+    desk.hand("a").slots(0);
+    desk.hand("b").slots(0);
+    let mut waits = call_with(&balance, memory_of(1, &memory));
+    assert_pending!(waits.poll());
+    desk.hand("a").slots(1);
+    desk.hand("b").slots(1);
+    assert_pending!(waits.poll());
+    assert_eq!(is_at(&desk, 1), Some("b"), "of both it takes the one that has not failed it");
+    drop(waits);
+    desk.assert_at_rest();
+}

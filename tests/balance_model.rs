@@ -161,8 +161,29 @@ impl World {
         self.calls.values().filter(|known| known.family == family && known.asleep).count()
     }
 
+    /// How often the call has failed at each org.
+    fn failures(&self, id: u32) -> Vec<u32> {
+        let tried = self.calls[&id].memory.as_ref().map(CallMemory::tried).unwrap_or_default();
+        let of = |name: &&str| tried.iter().filter(|t| t.org.name() == *name).map(|t| t.failures).sum();
+        self.names.iter().map(of).collect()
+    }
+
+    /// Members with a slot that have not failed the call, and how often each was asked; none where others wait, who go first.
+    fn untried_and_free(&self, id: u32, failures: &[u32]) -> Vec<((usize, usize), usize)> {
+        let family = self.calls[&id].family;
+        if self.calls.iter().any(|(other, known)| *other != id && known.family == family && known.in_line) {
+            return vec![];
+        }
+        let of_family = self.members.iter().filter(|((_, of), _)| *of == family);
+        let free =
+            of_family.filter(|((org, _), (hand, shut))| failures[*org] == 0 && shut.is_none() && hand.free() > 0);
+        free.map(|(at, (hand, _))| (*at, hand.counts().polls)).collect()
+    }
+
     fn poll(&mut self, id: u32) {
         let bound_before = self.is_bound(id);
+        let failures = self.failures(id);
+        let untried = self.untried_and_free(id, &failures);
         let known = self.calls.get_mut(&id).unwrap();
         let family = known.family;
         let polled = known.call.poll();
@@ -170,6 +191,15 @@ impl World {
         if let (None, Some((org, of))) = (bound_before, bound) {
             assert_eq!(of, family, "call {id} is with another family");
             assert!(self.members[&(org, of)].1.is_none(), "call {id} went to an org that is shut");
+            if failures[org] >= 2 {
+                for (at, polls) in untried {
+                    let asked = self.members[&at].0.counts().polls > polls;
+                    assert!(asked, "call {id} went to {org}, which failed it twice, before {at:?}");
+                }
+                self.ended("failed twice, and nobody else had a slot");
+            } else if failures.iter().any(|failures| *failures >= 2) {
+                self.ended("failed twice, and went to another");
+            }
             for (other, known) in &mut self.calls {
                 if *other < id && known.family == family && known.in_line && !known.asleep {
                     known.overtaken += 1;
@@ -349,6 +379,7 @@ impl World {
                 match self.rng.u8(..6) {
                     0 => hand.end(id, Err(Broken("reset"))),
                     1 => hand.answer(id, 503),
+                    2 if self.calls.get(&id).is_some_and(|known| known.retried) => hand.answer(id, 500),
                     _ => hand.answer(id, 200),
                 }
             }
@@ -484,8 +515,16 @@ fn whatever_happens_nobody_waits_for_what_is_free_and_everything_is_returned() {
         }
     }
     // The walk has been everywhere.
-    for how in ["answered", "retried", "without an org", "failed", "drained"] {
-        assert!(ended.get(how).copied().unwrap_or(0) > 50, "{ended:?}");
+    for how in [
+        "answered",
+        "retried",
+        "without an org",
+        "failed",
+        "drained",
+        "failed twice, and went to another",
+        "failed twice, and nobody else had a slot",
+    ] {
+        assert!(ended.get(how).copied().unwrap_or(0) > 25, "{ended:?}");
     }
 }
 

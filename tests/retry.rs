@@ -238,7 +238,14 @@ async fn each_kind_of_refusal_ends_as_the_field_has_learnt_it_should() {
             ms(0),
             ms(0),
         ),
-        ("429 for ever ends by patience", vec![say(429)], Exhausted(Exhaustion::Patience), 0, ms(570_000), ms(600_000)),
+        (
+            "429 for ever, and nobody is served, ends by patience",
+            vec![say(429)],
+            Exhausted(Exhaustion::Stalled),
+            0,
+            ms(570_000),
+            ms(600_000),
+        ),
     ];
     for (what, answers, end, calls, fastest, slowest) in rows {
         let provider = Provider::new(answers);
@@ -296,7 +303,7 @@ async fn nothing_but_429s_ends_rate_limited_and_the_request_comes_back_as_it_was
     assert!(error.is_rate_limited(), "by a method");
     assert!(error.is_redrivable());
     assert_eq!(error.class(), Some(Class::Throttled));
-    assert!(matches!(&error, RetryError::Exhausted(e) if e.reason == Exhaustion::Patience), "and by a match");
+    assert!(matches!(&error, RetryError::Exhausted(e) if e.reason == Exhaustion::Stalled), "and by a match");
     let text = error.to_string();
     assert!(text.starts_with("rate limited ") && text.contains(": try again later"), "{text}");
     assert!(text.ends_with("(the provider asked for 20s)"), "{text}");
@@ -353,6 +360,83 @@ async fn the_last_hint_is_told_as_the_provider_gave_it() {
         let RetryError::Exhausted(exhausted) = error else { panic!("{error}") };
         assert_eq!(exhausted.last_hint, Some(Duration::from_secs(seconds)));
         assert_eq!(exhausted.not_before, Some(began + Duration::from_secs(within)), "under the reader's ceiling");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_wait_is_begun_while_others_are_served_and_given_up_when_nobody_is_any_more() {
+    let second = Duration::from_secs(1);
+    let patient = outcome_with_any_hint();
+    let layer = RateLimitRetryLayer::builder().classify(patient).patience(100 * second).seed(1).build().unwrap();
+    let others = Provider::new([say(200)]);
+    layer.layer(others.clone()).oneshot(request()).await.unwrap();
+    tokio::time::advance(10 * second).await;
+
+    // Nobody was served for 100 seconds after the last one.
+    let mut call = task::spawn(layer.layer(Provider::new([say(429).header("retry-after", 3_600)])).oneshot(request()));
+    assert_pending!(call.poll(), "somebody was served ten seconds ago");
+    tokio::time::advance(50 * second).await;
+    layer.layer(others.clone()).oneshot(request()).await.unwrap();
+    tokio::time::advance(99 * second).await;
+    assert_pending!(call.poll(), "somebody was served 99 seconds ago");
+    tokio::time::advance(2 * second).await;
+    assert!(call.is_woken());
+    let ended = call.poll();
+    let Poll::Ready(Err(RetryError::Exhausted(exhausted))) = ended else { panic!("{ended:?}") };
+    assert_eq!((exhausted.reason, exhausted.wire_calls), (Exhaustion::Stalled, 1));
+    assert_eq!(exhausted.last_hint, Some(3_600 * second));
+
+    // While somebody always is, it is waited out.
+    let begin = Instant::now();
+    let mut call =
+        task::spawn(layer.layer(Provider::new([say(429).header("retry-after", 3_600), say(200)])).oneshot(request()));
+    layer.layer(others.clone()).oneshot(request()).await.unwrap();
+    while call.poll().is_pending() {
+        tokio::time::advance(50 * second).await;
+        layer.layer(others.clone()).oneshot(request()).await.unwrap();
+    }
+    assert!((3_600..=3_651).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
+}
+
+/// Believes hints of any length.
+fn outcome_with_any_hint() -> impl tower_quota::outcome::Classify<Response<Body>, Infallible> + Clone {
+    classify_fn(|result: Result<&Response<Body>, &Infallible>| match result {
+        Ok(response) => Outcome::of_head(response.status(), response.headers(), Duration::MAX),
+        Err(never) => match *never {},
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_provider_is_quoted_in_the_last_cause_on_one_line() {
+    let said = |status: u16, class: Class, words: &str| {
+        let mut stamp = Stamp::new(Outcome::of(class));
+        stamp.said = Some(words.into());
+        Answer { stamp: Some(stamp), ..say(status) }
+    };
+    let provider = Provider::new([
+        said(429, Class::Throttled, "rate_limit_error: too many"),
+        said(529, Class::Overloaded, "overloaded_error: Overloaded"),
+    ]);
+    let error = run(builder(), &provider).await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("last: 529 <unknown status code>: overloaded_error: Overloaded;"), "{text}");
+    assert!(!text.contains('\n'), "{text}");
+    let RetryError::Exhausted(exhausted) = error else { panic!("{error}") };
+    assert_eq!(exhausted.first.message, "429 Too Many Requests: rate_limit_error: too many");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_provider_could_not_read_twice_is_its_answer() {
+    let garbled = || Answer { stamp: Some(Stamp::new(Outcome::of(Class::Garbled))), ..say(400) };
+    for (answers, status, calls) in [
+        (vec![garbled(), say(200)], 200, 2),
+        (vec![garbled(), garbled()], 400, 2),
+        (vec![garbled(), say(500), say(429), garbled()], 400, 4),
+        (vec![say(500), say(500), say(500), say(500), garbled(), say(200)], 200, 6),
+    ] {
+        let provider = Provider::new(answers);
+        assert_eq!(run(builder(), &provider).await.unwrap().status(), status);
+        assert_eq!(provider.calls(), calls);
     }
 }
 
@@ -582,6 +666,7 @@ fn the_builder_names_the_field_that_is_wrong() {
         ("min_retries_per_second", builder().min_retries_per_second(f64::INFINITY)),
         ("patience", builder().patience(ms(0))),
         ("max_calls", builder().max_calls(0)),
+        ("deadline", builder().deadline(ms(0))),
     ];
     for (field, builder) in wrong {
         assert_eq!(builder.build().unwrap_err().field(), field);

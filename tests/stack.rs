@@ -160,7 +160,7 @@ async fn a_run_of_nothing_but_429s_ends_rate_limited_and_goes_through_later() {
         assert!(error.is_rate_limited() && error.is_redrivable());
         assert!(error.to_string().starts_with("rate limited "), "{error}");
         let RetryError::Exhausted(exhausted) = &error else { panic!("{error}") };
-        assert_eq!((exhausted.last.class, exhausted.reason), (Class::Throttled, Exhaustion::Patience));
+        assert_eq!((exhausted.last.class, exhausted.reason), (Class::Throttled, Exhaustion::Stalled));
         assert_eq!(exhausted.last.status, Some(StatusCode::TOO_MANY_REQUESTS));
         assert!(exhausted.last.org.is_some());
         assert!(exhausted.counts.of(Class::Throttled) >= 1);

@@ -15,11 +15,12 @@ use tower_service::Service;
 
 use super::{
     member::{Asked, Member, Seat},
-    pick::pick,
+    pick::{Ranked, Tier, pick},
     queue::Queue,
     roster::Roster,
 };
 use crate::{
+    call::CallMemory,
     line::Ticket,
     org::{Org, OutReason},
 };
@@ -87,19 +88,29 @@ impl<M> Fleet<M> {
         }
     }
 
-    /// Gives the request to a ready member of those that are asked, if there is one.
+    /// Gives the request to a ready member of those that are asked, if there is one: the best tier is asked first.
     fn ask<Req>(
         &self,
         asks: impl Fn(&Member<M>) -> bool,
+        memory: Option<&CallMemory>,
         slot: &mut Option<Req>,
     ) -> Option<Bound<M, M::Future, M::Error>>
     where
         M: Service<Req> + Clone,
     {
-        let mut open = Open::of(&self.members, asks);
-        // Two loads are weighed at one time.
+        // All is weighed at one time, once: health that changes meanwhile must hide nobody who is ready.
         let now = LazyCell::new(Instant::now);
-        while let Some(picked) = pick(open.as_slice(), |i| self.members[i].org.load_at(|| *now)) {
+        let health = |member: &Member<M>| member.org.health_at(|| *now);
+        let failures = |member: &Member<M>| memory.map_or(0, |memory| memory.failures_of(&member.org));
+        let best_untried = LazyCell::new(|| {
+            let untried = self.members.iter().filter(|member| member.serves() && failures(member) == 0);
+            untried.map(|member| health(member)).reduce(f64::max)
+        });
+        let mut open = Ranked::of(self.members.len(), |i| {
+            let member = &self.members[i];
+            asks(member).then(|| Tier::of(health(member), failures(member), || *best_untried))
+        });
+        while let Some(picked) = pick(open.best(), |i| self.members[i].org.load_at(|| *now)) {
             let member = &self.members[picked];
             match member.ask(slot) {
                 Asked::Called(future, seat) => return Some(Bound::Called(future, seat)),
@@ -118,14 +129,19 @@ impl<M> Fleet<M> {
     /// comes and never dissolve, though slots are free. Nobody starves by it: whatever a member that was pending has next is
     /// given to one who waits, so whoever finds nothing when it comes, because newcomers took the rest of what was plentiful,
     /// is first for what comes then.
-    fn try_bind<Req>(&self, is_its_turn: bool, slot: &mut Option<Req>) -> Option<Bound<M, M::Future, M::Error>>
+    fn try_bind<Req>(
+        &self,
+        is_its_turn: bool,
+        memory: Option<&CallMemory>,
+        slot: &mut Option<Req>,
+    ) -> Option<Bound<M, M::Future, M::Error>>
     where
         M: Service<Req> + Clone,
     {
         match is_its_turn {
             false if self.queue.has_uncalled() => None,
-            false if !self.queue.is_empty() => self.ask(Member::is_plentiful, slot),
-            _ => self.ask(Member::is_open, slot),
+            false if !self.queue.is_empty() => self.ask(Member::is_plentiful, memory, slot),
+            _ => self.ask(Member::is_open, memory, slot),
         }
     }
 
@@ -134,6 +150,7 @@ impl<M> Fleet<M> {
         self: &Arc<Self>,
         cx: &mut Context<'_>,
         place: &mut Place<M>,
+        memory: Option<&CallMemory>,
         slot: &mut Option<Req>,
     ) -> Poll<Bound<M, M::Future, M::Error>>
     where
@@ -147,7 +164,7 @@ impl<M> Fleet<M> {
                 return Poll::Ready(Bound::NoneLeft(NoOrgLeft::of(self.members.iter().map(|member| &member.org))));
             }
             if place.ticket.is_none_or(|ticket| self.queue.may_try_or_waits(ticket, cx.waker())) {
-                if let Some(bound) = self.try_bind(place.ticket.is_some(), slot) {
+                if let Some(bound) = self.try_bind(place.ticket.is_some(), memory, slot) {
                     self.bound(place, &bound);
                     return Poll::Ready(bound);
                 }
@@ -196,41 +213,6 @@ impl<M> Fleet<M> {
         if !self.queue.is_empty() && self.has_news() {
             // One who was not called before: those who were may not come.
             self.queue.call(1);
-        }
-    }
-}
-
-/// The numbers of the members worth asking: on the stack for up to 32, which is more orgs than most people hold.
-struct Open {
-    few: [usize; 32],
-    len: usize,
-    many: Vec<usize>,
-}
-
-impl Open {
-    fn of<M>(members: &[Arc<Member<M>>], asks: impl Fn(&Member<M>) -> bool) -> Self {
-        let mut open = Open { few: [0; 32], len: 0, many: Vec::new() };
-        let numbers = members.iter().enumerate().filter(|(_, member)| asks(member)).map(|(i, _)| i);
-        if members.len() > open.few.len() {
-            open.many = numbers.collect();
-            return open;
-        }
-        for i in numbers {
-            open.few[open.len] = i;
-            open.len += 1;
-        }
-        open
-    }
-
-    fn as_slice(&self) -> &[usize] {
-        if self.many.is_empty() { &self.few[..self.len] } else { &self.many }
-    }
-
-    fn remove(&mut self, member: usize) {
-        self.many.retain(|i| *i != member);
-        if let Some(at) = self.few[..self.len].iter().position(|i| *i == member) {
-            self.len -= 1;
-            self.few.swap(at, self.len);
         }
     }
 }

@@ -16,6 +16,7 @@ use super::{
     table::Counted,
 };
 use crate::{
+    call::CallMemory,
     org::Org,
     outcome::{BoxError, ByStatus, Class, Classify, Error, Outcome, Stamp},
 };
@@ -39,7 +40,7 @@ pin_project! {
         M: Clone,
     {
         Unbound { search: Search<M, Req> },
-        Calling { #[pin] future: F, seat: Seat<M> },
+        Calling { #[pin] future: F, seat: Seat<M>, memory: Option<CallMemory> },
         Done,
     }
 }
@@ -49,6 +50,7 @@ struct Search<M: Clone, Req> {
     fleet: Arc<Fleet<M>>,
     place: Place<M>,
     request: Option<Req>,
+    memory: Option<CallMemory>,
     // Counted only until it is bound; a retried call is not.
     _counted: Option<Counted>,
 }
@@ -63,8 +65,14 @@ impl<M, Req> BalanceFuture<M, Req>
 where
     M: Service<Req> + Clone,
 {
-    pub(super) fn new(fleet: Arc<Fleet<M>>, age: u64, request: Req, counted: Option<Counted>) -> Self {
-        let search = Search { fleet, place: Place::new(age), request: Some(request), _counted: counted };
+    pub(super) fn new(
+        fleet: Arc<Fleet<M>>,
+        age: u64,
+        request: Req,
+        memory: Option<CallMemory>,
+        counted: Option<Counted>,
+    ) -> Self {
+        let search = Search { fleet, place: Place::new(age), request: Some(request), memory, _counted: counted };
         BalanceFuture { state: State::Unbound { search } }
     }
 }
@@ -81,13 +89,19 @@ where
         loop {
             match this.state.as_mut().project() {
                 StateProj::Unbound { search } => {
-                    let Search { fleet, place, request, .. } = search;
-                    let bound = ready!(Fleet::poll_bind_latest(fleet, cx, place, request));
+                    let Search { fleet, place, request, memory, .. } = search;
+                    let bound = ready!(Fleet::poll_bind_latest(fleet, cx, place, memory.as_ref(), request));
+                    let memory = memory.take();
                     match bound {
-                        Bound::Called(future, seat) => this.state.set(State::Calling { future, seat }),
+                        Bound::Called(future, seat) => {
+                            if let Some(memory) = &memory {
+                                memory.set_bound(true);
+                            }
+                            this.state.set(State::Calling { future, seat, memory });
+                        }
                         Bound::Failed(error, org) => {
                             this.state.set(State::Done);
-                            return Poll::Ready(Err(signed(error.into(), &org)));
+                            return Poll::Ready(Err(signed(error.into(), &org, memory.as_ref())));
                         }
                         Bound::NoneLeft(none_left) => {
                             this.state.set(State::Done);
@@ -95,16 +109,16 @@ where
                         }
                     }
                 }
-                StateProj::Calling { future, seat } => {
+                StateProj::Calling { future, seat, memory } => {
                     let result = ready!(future.poll(cx));
-                    let org = seat.org().clone();
+                    let (org, memory) = (seat.org().clone(), memory.take());
                     this.state.set(State::Done);
                     return Poll::Ready(match result {
                         Ok(mut response) => {
-                            sign(&mut response, org);
+                            sign(&mut response, org, memory.as_ref());
                             Ok(response)
                         }
-                        Err(error) => Err(signed(error.into(), &org)),
+                        Err(error) => Err(signed(error.into(), &org, memory.as_ref())),
                     });
                 }
                 StateProj::Done => panic!("polled after completion"),
@@ -113,10 +127,13 @@ where
     }
 }
 
-/// Writes into the answer who served it.
-fn sign<RB>(response: &mut Response<RB>, org: Org) {
+/// Writes into the answer who served it, and into the call's memory who did not.
+fn sign<RB>(response: &mut Response<RB>, org: Org, memory: Option<&CallMemory>) {
     let write = |stamp: &mut Stamp| {
         stamp.held_below = stamp.outcome.class != Class::Ok && org.is_held();
+        if let (Some(memory), true) = (memory, stamp.outcome.class != Class::Ok) {
+            memory.write_tried(&org, stamp.outcome.class);
+        }
         stamp.org = Some(org);
     };
     if let Some(stamp) = response.extensions_mut().get_mut::<Stamp>() {
@@ -127,8 +144,11 @@ fn sign<RB>(response: &mut Response<RB>, org: Org) {
     response.extensions_mut().insert(stamp);
 }
 
-fn signed(error: BoxError, org: &Org) -> Error {
+fn signed(error: BoxError, org: &Org, memory: Option<&CallMemory>) -> Error {
     let mut error = Error::from_box(error);
+    if let Some(memory) = memory {
+        memory.write_tried(org, error.class());
+    }
     let stamp = error.stamp_mut();
     stamp.held_below = org.is_held();
     stamp.org = Some(org.clone());

@@ -154,6 +154,11 @@ impl<M> Member<M> {
         self.is(Membership::In)
     }
 
+    /// Whether it may have a slot, now or later: not closed, not out.
+    pub(crate) fn serves(&self) -> bool {
+        self.takes_calls() && !self.org.is_out()
+    }
+
     /// Whether it is worth asking: not closed, not out, and not known to be pending.
     pub(crate) fn is_open(&self) -> bool {
         self.takes_calls() && !self.bell.pending.load(SeqCst) && !self.org.is_out()

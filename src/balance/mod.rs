@@ -7,8 +7,10 @@
 //! - Members are org × model [`Family`](crate::org::Family), because quotas are. A request names its family by an extension;
 //!   each family has its own line, so that a held family blocks no other (while its calls do not fill
 //!   [`max_unbound`](OrgBalanceLayer::max_unbound)).
-//! - Among the members that are ready, two are drawn at random and the less loaded one takes the call (power of two
-//!   choices over [`Org::load`](crate::org::Org::load)).
+//! - Among the members that are ready, the most trusted are asked first: those whose [health](crate::org::Org::health) is ½ or
+//!   more; of these last those that have failed this very call twice, where another that has not is at least half as well (the
+//!   call's [memory](crate::call::CallMemory) says so); then the rest. Of these two are drawn at random and the less
+//!   loaded one takes the call (power of two choices over [`Org::load`](crate::org::Org::load)).
 //! - A call is bound in the poll in which a member is ready: no request waits behind one org while a sibling is free, and no
 //!   member's slot is reserved for a request that is not there.
 //! - The line is ordered by age. A retried call keeps its place through its [`CallMemory`](crate::call::CallMemory) and does
@@ -132,3 +134,6 @@ pub use self::{
     members::{MemberError, Members},
     service::OrgBalance,
 };
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,7 @@ use super::{
     member::Member,
     queue::Queue,
 };
+use crate::call::CallMemory;
 
 pub(crate) struct Roster<M> {
     pub(crate) queue: Arc<Queue>,
@@ -73,6 +74,7 @@ impl<M> Fleet<M> {
         fleet: &mut Arc<Self>,
         cx: &mut Context<'_>,
         place: &mut Place<M>,
+        memory: Option<&CallMemory>,
         slot: &mut Option<Req>,
     ) -> Poll<Bound<M, M::Future, M::Error>>
     where
@@ -80,7 +82,7 @@ impl<M> Fleet<M> {
     {
         loop {
             fleet.refresh();
-            let bound = fleet.poll_bind(cx, place, slot);
+            let bound = fleet.poll_bind(cx, place, memory, slot);
             // Somebody who joined before we were in line has called those who were.
             if bound.is_ready() || !fleet.is_stale() {
                 return bound;

@@ -89,9 +89,12 @@ where
             Some(memory) => memory.age_or(|| self.table.age()),
             None => self.table.age(),
         };
-        self.last = memory;
+        if let (true, Some(memory)) = (retried, &memory) {
+            memory.set_bound(false);
+        }
+        self.last = memory.clone();
         let counted = (!retried).then(|| self.table.unbound.count());
-        BalanceFuture::new(fleet, age, request, counted)
+        BalanceFuture::new(fleet, age, request, memory, counted)
     }
 }
 

@@ -6,7 +6,10 @@ use http::{HeaderValue, Request, StatusCode};
 use tokio::time::Instant;
 
 use super::{Counts, Exhaustion};
-use crate::outcome::{self, BoxError, Class, Purse};
+use crate::{
+    call::Tried,
+    outcome::{self, BoxError, Class, Purse},
+};
 
 /// Why there is no answer.
 ///
@@ -14,14 +17,14 @@ use crate::outcome::{self, BoxError, Class, Purse};
 /// the last inner error, if the last attempt ended in one and not in a response.
 #[non_exhaustive]
 pub enum RetryError<Req, E> {
-    /// Every attempt that was allowed has been made. Holds the request, to be sent again later.
+    /// Every attempt that was allowed has been made, or it has waited for too long. Holds the request, to be sent again later.
     Exhausted(Box<Exhausted<Req>>),
     /// The inner service's own error, of a class that is not retried, or from its readiness.
     Inner(E),
 }
 
 impl<Req, E> RetryError<Req, E> {
-    /// Whether 429s ended it: try again later, nothing is wrong with the request.
+    /// Whether 429s or waiting for its turn ended it: try again later, nothing is wrong with the request.
     #[must_use]
     pub fn is_rate_limited(&self) -> bool {
         matches!(self, RetryError::Exhausted(exhausted) if exhausted.is_rate_limited())
@@ -31,7 +34,7 @@ impl<Req, E> RetryError<Req, E> {
     #[must_use]
     pub fn into_request(self) -> Option<Req> {
         match self {
-            RetryError::Exhausted(exhausted) => Some(exhausted.request),
+            RetryError::Exhausted(exhausted) => Some(exhausted.into_request()),
             RetryError::Inner(_) => None,
         }
     }
@@ -59,7 +62,10 @@ impl<Req, E: 'static> RetryError<Req, E> {
     /// Whether the same request may be sent again later with hope. False where the class is not known.
     #[must_use]
     pub fn is_redrivable(&self) -> bool {
-        self.class().is_some_and(|class| class.implies().redrivable)
+        match self {
+            RetryError::Exhausted(exhausted) => exhausted.is_redrivable(),
+            RetryError::Inner(_) => self.class().is_some_and(|class| class.implies().redrivable),
+        }
     }
 }
 
@@ -71,14 +77,20 @@ pub struct Exhausted<Req> {
     /// The `idempotency-key` that went with every attempt, the caller's or one made here. To keep it over a later run, set
     /// it on the request.
     pub idempotency_key: Option<HeaderValue>,
-    /// What failed first.
+    /// What failed first. Where nothing has failed, because it was never its turn, that: of class
+    /// [`Local`](Class::Local), for nothing was sent.
     pub first: Cause,
-    /// What failed last.
+    /// What failed last; a call that was dropped at the deadline is of class [`Transport`](Class::Transport).
     pub last: Cause,
-    /// How many answers of each class.
+    /// How many answers of each class, and how many calls that had none.
     pub counts: Counts,
     /// Calls that went over the wire.
     pub wire_calls: u32,
+    /// The orgs that were asked and did not answer, in the order in which they were first asked; empty without a balancer. A
+    /// call that was dropped at the deadline is not in it.
+    pub tried: Vec<Tried>,
+    /// The time in which no org had a call of it: waiting for its turn, holds, backoff.
+    pub waited: Duration,
     /// The last wait a provider named, as it said it: under no ceiling where its headers said it.
     pub last_hint: Option<Duration>,
     /// The time that wait ends, under the reader's ceiling.
@@ -91,10 +103,28 @@ pub struct Exhausted<Req> {
 }
 
 impl<Req> Exhausted<Req> {
-    /// Whether 429s ended it: try again later, nothing is wrong with the request.
+    /// Whether 429s or waiting for its turn ended it: try again later, nothing is wrong with the request. Not if it was its
+    /// deadline.
     #[must_use]
     pub fn is_rate_limited(&self) -> bool {
-        self.last.class.implies().purse == Purse::Throttles
+        match self.reason {
+            Exhaustion::Stalled => true,
+            Exhaustion::Deadline => false,
+            _ => self.last.class.implies().purse == Purse::Throttles,
+        }
+    }
+
+    /// Whether it may be sent again later with hope.
+    #[must_use]
+    pub fn is_redrivable(&self) -> bool {
+        // Whoever ran out of time was not refused.
+        matches!(self.reason, Exhaustion::Stalled | Exhaustion::Deadline) || self.last.class.implies().redrivable
+    }
+
+    /// The request as the caller gave it.
+    #[must_use]
+    pub fn into_request(self) -> Req {
+        self.request
     }
 }
 
@@ -108,7 +138,8 @@ pub struct Cause {
     pub status: Option<StatusCode>,
     /// The org that was asked, where a balancer has said so.
     pub org: Option<Arc<str>>,
-    /// In words: the status, or the error with its sources. Never a body.
+    /// In words, on one line: the status, or the error with its sources; then what the provider said, where the judge found
+    /// that ([`Stamp::said`](crate::outcome::Stamp::said): short, without a key). Never a body.
     pub message: String,
 }
 
@@ -149,6 +180,10 @@ impl<Req> fmt::Display for Exhausted<Req> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let times = |n: u32| if n == 1 { "once".to_owned() } else { format!("{n} times") };
         let over = spoken(self.elapsed);
+        let refused = self.counts.paid_by(Purse::Throttles);
+        if self.reason == Exhaustion::Deadline {
+            return write!(f, "not done by its deadline, after {over}, last: {}; it may be sent again", self.last);
+        }
         if !self.is_rate_limited() {
             let failed = times(self.counts.paid_by(Purse::Errors));
             return match self.reason {
@@ -158,7 +193,10 @@ impl<Req> fmt::Display for Exhausted<Req> {
                 _ => write!(f, "failed {failed} over {over}, last: {}; it may be sent again", self.last),
             };
         }
-        write!(f, "rate limited {} over {over}", times(self.counts.paid_by(Purse::Throttles)))?;
+        match refused {
+            0 => write!(f, "waited {over} for its turn while nothing got anywhere")?,
+            _ => write!(f, "rate limited {} over {over}", times(refused))?,
+        }
         if let Some(org) = &self.last.org {
             write!(f, ", last by org {org}")?;
         }
@@ -188,6 +226,8 @@ impl<B> fmt::Debug for Exhausted<Request<B>> {
             .field("last", &self.last)
             .field("counts", &self.counts)
             .field("wire_calls", &self.wire_calls)
+            .field("tried", &self.tried)
+            .field("waited", &self.waited)
             .field("last_hint", &self.last_hint)
             .field("elapsed", &self.elapsed)
             .finish_non_exhaustive()

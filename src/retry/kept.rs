@@ -5,7 +5,7 @@
 
 use http::{Extensions, HeaderName, HeaderValue, Method, Request, Uri, Version, header::Entry};
 
-use super::{IDEMPOTENCY_KEY, Shared, policy::Key};
+use super::{Deadline, IDEMPOTENCY_KEY, Shared, policy::Key};
 use crate::{call::CallMemory, org::Family};
 
 /// What attempts are made of: the request as the caller gave it, so that what is written on one never reaches the next.
@@ -84,6 +84,19 @@ impl<B: Clone> Kept<B> {
 }
 
 impl<B> Kept<B> {
+    /// What is remembered over all attempts.
+    pub(super) fn memory(&self) -> &CallMemory {
+        &self.memory
+    }
+
+    /// The request's own, if it brought one.
+    pub(super) fn deadline(&self) -> Option<Deadline> {
+        match &self.extensions {
+            Extended::Ours { .. } => None,
+            Extended::Others(others) => others.get().copied(),
+        }
+    }
+
     /// The key that went with every attempt, the caller's or ours.
     pub(super) fn idempotency_key(&self) -> Option<HeaderValue> {
         let given = || self.headers.iter().find(|(name, _)| *name == IDEMPOTENCY_KEY);

@@ -9,10 +9,17 @@ use super::{
     RateLimitRetry, Shared,
     budget::Budget,
     policy::{Backoff, Dice, Policy},
+    stall::Progress,
 };
-use crate::{gate::Gate, org::BuildError, outcome::Stamped};
+use crate::{
+    gate::Gate,
+    observe::{Observer, Observers},
+    org::BuildError,
+    outcome::Stamped,
+};
 
-/// Wraps a service in [`RateLimitRetry`]. All services of one layer, and all clones of these, share one budget.
+/// Wraps a service in [`RateLimitRetry`]. All services of one layer, and all clones of these, share one budget, and what one of
+/// them gets done counts as progress for all.
 #[derive(Clone)]
 pub struct RateLimitRetryLayer<C = Stamped> {
     classifier: C,
@@ -29,6 +36,16 @@ impl RateLimitRetryLayer {
     /// Starts from the defaults.
     pub fn builder() -> RateLimitRetryBuilder {
         RateLimitRetryBuilder::default()
+    }
+}
+
+impl<C> RateLimitRetryLayer<C> {
+    /// The same layer, with the same budget, that tells one more.
+    #[allow(dead_code, reason = "the ready-made stack sets its observers by it")]
+    pub(crate) fn tells(self, observer: Arc<dyn Observer>) -> Self {
+        let mut shared = (*self.shared).clone();
+        shared.observers.add(observer);
+        RateLimitRetryLayer { shared: Arc::new(shared), ..self }
     }
 }
 
@@ -61,6 +78,7 @@ pub struct RateLimitRetryBuilder<C = Stamped> {
     ratio: f64,
     per_second: f64,
     seed: Option<u64>,
+    observers: Observers,
 }
 
 impl Default for RateLimitRetryBuilder {
@@ -73,10 +91,12 @@ impl Default for RateLimitRetryBuilder {
                 patience: Duration::from_secs(600),
                 max_calls: 1_000,
                 idempotency_key: true,
+                deadline: None,
             },
             ratio: 0.2,
             per_second: 10.0,
             seed: None,
+            observers: Observers::default(),
         }
     }
 }
@@ -85,8 +105,8 @@ impl<C> RateLimitRetryBuilder<C> {
     /// Who says what an answer means. Default: [`Stamped`]; in a foreign stack [`ByStatus`](crate::outcome::ByStatus), or
     /// your own.
     pub fn classify<D>(self, classifier: D) -> RateLimitRetryBuilder<D> {
-        let RateLimitRetryBuilder { classifier: _, policy, ratio, per_second, seed } = self;
-        RateLimitRetryBuilder { classifier, policy, ratio, per_second, seed }
+        let RateLimitRetryBuilder { classifier: _, policy, ratio, per_second, seed, observers } = self;
+        RateLimitRetryBuilder { classifier, policy, ratio, per_second, seed, observers }
     }
 
     /// Attempts that may end in an error, the first call included; 429s are not attempts. Default 5, at least 1.
@@ -126,8 +146,9 @@ impl<C> RateLimitRetryBuilder<C> {
         self
     }
 
-    /// How long a request may go on being answered by 429s, from the first. Default ten minutes, above zero: it outlasts any
-    /// window of a minute.
+    /// How long a request may wait while nothing goes on: it is given up when it has waited for as long (from its first 429, or for
+    /// its turn from when it began to) *and* no request of this layer's services has had its answer for as long. Whoever waits
+    /// while others are served goes on waiting. Default ten minutes, above zero: it outlasts any window of a minute.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.policy.patience = patience;
         self
@@ -136,6 +157,23 @@ impl<C> RateLimitRetryBuilder<C> {
     /// Wire calls of one request, whatever they ended in. Default 1,000, at least 1.
     pub fn max_calls(mut self, calls: u32) -> Self {
         self.policy.max_calls = calls;
+        self
+    }
+
+    /// How long a request may take, all in all: waiting for its turn, holds, backoff, and the call itself, which is dropped. It
+    /// is given up then, as [`Exhaustion::Deadline`](super::Exhaustion::Deadline), and may be sent again. A request may bring a
+    /// [`Deadline`](super::Deadline) of its own; the earlier one counts. Default: none; above zero.
+    ///
+    /// The time begins when the service is called: what a caller waits for its readiness is not in it.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.policy.deadline = Some(deadline);
+        self
+    }
+
+    /// Who is told of retries and of requests that are given up ([`Event::Retry`](crate::observe::Event::Retry),
+    /// [`Event::Exhausted`](crate::observe::Event::Exhausted)): in the caller's task, under no lock. Another call adds another.
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.observers.add(Arc::new(observer));
         self
     }
 
@@ -157,7 +195,7 @@ impl<C> RateLimitRetryBuilder<C> {
     /// # Errors
     /// Names the first field that is out of its range.
     pub fn build(self) -> Result<RateLimitRetryLayer<C>, BuildError> {
-        let Policy { max_attempts, backoff, patience, max_calls, .. } = &self.policy;
+        let Policy { max_attempts, backoff, patience, max_calls, deadline, .. } = &self.policy;
         let checks = [
             ("max_attempts", *max_attempts >= 1, "must be at least 1: the first call counts"),
             ("backoff_base", !backoff.base.is_zero(), "must be above zero"),
@@ -171,6 +209,7 @@ impl<C> RateLimitRetryBuilder<C> {
             ),
             ("patience", !patience.is_zero(), "must be above zero"),
             ("max_calls", *max_calls >= 1, "must be at least 1"),
+            ("deadline", *deadline != Some(Duration::ZERO), "must be above zero"),
         ];
         match checks.into_iter().find(|(_, fine, _)| !fine) {
             Some((field, _, problem)) => Err(BuildError::new(field, problem)),
@@ -179,8 +218,14 @@ impl<C> RateLimitRetryBuilder<C> {
     }
 
     fn finish(self) -> RateLimitRetryLayer<C> {
-        let budget = Gate::new(Budget::new(self.ratio, self.per_second, Instant::now()));
-        let shared = Arc::new(Shared { policy: self.policy, budget, dice: Dice::new(self.seed) });
-        RateLimitRetryLayer { classifier: self.classifier, shared }
+        let now = Instant::now();
+        let shared = Shared {
+            policy: self.policy,
+            budget: Gate::new(Budget::new(self.ratio, self.per_second, now)),
+            progress: Arc::new(Progress::new(now)),
+            dice: Dice::new(self.seed),
+            observers: self.observers,
+        };
+        RateLimitRetryLayer { classifier: self.classifier, shared: Arc::new(shared) }
     }
 }

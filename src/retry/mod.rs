@@ -9,7 +9,8 @@
 //! | purse | what happens |
 //! |---|---|
 //! | `Errors` | one of few attempts (5); exponential backoff with full jitter (500 ms, doubling, up to 30 s), never before the provider's hint; then a token of the budget that all calls share |
-//! | `Throttles` | not an attempt: no limit but patience (ten minutes from the first 429) and the count of calls (1,000) |
+//! | `Throttles` | not an attempt: no limit but the stall verdict (below) and the count of calls (1,000) |
+//! | `Once` | one more attempt, whatever else has failed; a second answer of that class is returned |
 //! | `Elsewhere` | at once and free, if the org is out below; else the answer is returned |
 //! | `Closed` | the answer is returned: a terminal one stays `Ok(response)` |
 //!
@@ -21,6 +22,15 @@
 //!
 //! The *budget* keeps retries after errors from outgrowing traffic when everybody fails: each first attempt brings 0.2 of a
 //! token, each second ten, each such retry takes one. An empty budget delays a retry, it never fails it.
+//!
+//! *The stall verdict:* a request is given up for waiting only when it has waited for its patience (ten minutes, from its first
+//! 429; without one, from when it began to wait for its turn in the balancer's line or for readiness) **and** no request of the
+//! layer has had its answer for as long. It is the same for the wait up here and the wait below. A wait that would end
+//! too late (a hint longer than the patience) is not begun while nobody gets anywhere.
+//!
+//! A *deadline* ([`RateLimitRetryBuilder::deadline`], or a [`Deadline`] in the extensions of one request) covers everything from the
+//! call of the service on. Who is to be [told](crate::observe) of retries and of requests that are given up:
+//! [`RateLimitRetryBuilder::observer`].
 //!
 //! The kept request is the caller's: each attempt is that with two additions, a [`CallMemory`](crate::call::CallMemory)
 //! (so that it keeps its place in line) and an `idempotency-key`, the same over all attempts; the caller's own if it set one.
@@ -68,10 +78,12 @@ mod layer;
 mod policy;
 mod purse;
 mod service;
+mod stall;
 
 use std::sync::Arc;
 
 use http::HeaderName;
+use tokio::time::Instant;
 
 pub use self::{
     error::{Cause, Exhausted, RetryError},
@@ -83,11 +95,19 @@ pub use self::{
 
 static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
+/// A request extension: when one request is given up, whatever it waits for; see
+/// [`deadline`](RateLimitRetryBuilder::deadline). The request comes back with it, so set a later one before it is sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Deadline(pub Instant);
+
 /// What all services of one layer share.
+#[derive(Clone)]
 struct Shared {
     policy: policy::Policy,
     budget: Arc<crate::gate::Gate<budget::Budget>>,
+    progress: Arc<stall::Progress>,
     dice: policy::Dice,
+    observers: crate::observe::Observers,
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The numbers one retry layer lives by, and the dice for its jitter.
 
 use std::{
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -13,12 +13,14 @@ pub(crate) struct Policy {
     /// Attempts that may end in an error, the first call included.
     pub(crate) max_attempts: u32,
     pub(crate) backoff: Backoff,
-    /// How long a request goes on being refused, from its first 429.
+    /// How long a request waits while nothing goes on, from its first 429 or for its turn.
     pub(crate) patience: Duration,
     /// Wire calls of one request, whatever they ended in.
     pub(crate) max_calls: u32,
     /// Whether a POST or PATCH without an `idempotency-key` is given one.
     pub(crate) idempotency_key: bool,
+    /// How long a request may take, all in all.
+    pub(crate) deadline: Option<Duration>,
 }
 
 /// Longer than any run, and short enough to be added to any instant: a longer wait must not become none.
@@ -52,13 +54,13 @@ impl Backoff {
     }
 }
 
-/// One draw per wait, from the thread's generator or from one seeded for a test.
-#[derive(Debug)]
-pub(crate) struct Dice(Option<Mutex<fastrand::Rng>>);
+/// One draw per wait, from the thread's generator or from one seeded for a test, which clones share.
+#[derive(Clone, Debug)]
+pub(crate) struct Dice(Option<Arc<Mutex<fastrand::Rng>>>);
 
 impl Dice {
     pub(crate) fn new(seed: Option<u64>) -> Self {
-        Dice(seed.map(|seed| Mutex::new(fastrand::Rng::with_seed(seed))))
+        Dice(seed.map(|seed| Arc::new(Mutex::new(fastrand::Rng::with_seed(seed)))))
     }
 
     /// A draw from `0.0..1.0`.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use tokio::time::Instant;
 
-use super::{error::spoken, policy::Policy};
+use super::{error::spoken, policy::Policy, stall::Waiting};
 use crate::outcome::{Class, Purse};
 
 /// How many answers of each class.
@@ -47,10 +47,24 @@ impl fmt::Debug for Counts {
 pub enum Exhaustion {
     /// The purse of errors: every allowed attempt ended in one.
     Attempts,
-    /// The purse of 429s: refused, or about to wait, for longer than the patience.
-    Patience,
+    /// It has waited for longer than the patience, refused or for its turn, and no other request has got anywhere for as long.
+    Stalled,
     /// The count of wire calls.
     Calls,
+    /// Its [deadline](super::Deadline).
+    Deadline,
+}
+
+impl Exhaustion {
+    /// In words, for the log and for observers.
+    pub(crate) const fn in_words(self) -> &'static str {
+        match self {
+            Exhaustion::Attempts => "no attempt left",
+            Exhaustion::Stalled => "waited too long, and nothing else got anywhere",
+            Exhaustion::Calls => "no call left",
+            Exhaustion::Deadline => "not done by its deadline",
+        }
+    }
 }
 
 /// What the purses are told of an answer.
@@ -59,6 +73,8 @@ pub(crate) struct Said {
     pub(crate) class: Class,
     pub(crate) not_before: Option<Instant>,
     pub(crate) held_below: bool,
+    /// When any request of the layer last had its answer.
+    pub(crate) progress: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,9 +96,7 @@ impl Verdict {
             Verdict::Return => "returned".to_owned(),
             Verdict::AtOnce => "again at once".to_owned(),
             Verdict::Wait { until, .. } => format!("again in {}", spoken(until.saturating_duration_since(now))),
-            Verdict::GiveUp(Exhaustion::Attempts) => "given up: no attempt left".to_owned(),
-            Verdict::GiveUp(Exhaustion::Patience) => "given up: out of patience".to_owned(),
-            Verdict::GiveUp(Exhaustion::Calls) => "given up: no call left".to_owned(),
+            Verdict::GiveUp(reason) => format!("given up: {}", reason.in_words()),
         }
     }
 }
@@ -99,6 +113,23 @@ pub(crate) struct Purses {
 }
 
 impl Purses {
+    /// How long it waits for what nobody is to blame for: from the first 429; until there is one, from when it began to wait
+    /// for its turn.
+    pub(crate) fn waiting(&self, policy: &Policy, began: Instant, progress: Option<Instant>) -> Waiting {
+        Waiting { since: self.refused_since.unwrap_or(began), progress, patience: policy.patience }
+    }
+
+    /// Its wait was not seen: it begins anew.
+    pub(crate) fn wait_anew(&mut self, now: Instant) {
+        self.refused_since = self.refused_since.map(|_| now);
+    }
+
+    /// Counts an attempt that was given up in flight.
+    pub(crate) fn cut_off(&mut self) {
+        self.counts.add(Class::Transport);
+        self.wire_calls = self.wire_calls.saturating_add(1);
+    }
+
     /// Counts an answer and says what follows. `roll` is a draw from `0.0..1.0`.
     pub(crate) fn pay(&mut self, policy: &Policy, said: Said, now: Instant, roll: f64) -> Verdict {
         self.counts.add(said.class);
@@ -109,25 +140,38 @@ impl Purses {
             Purse::Closed => Verdict::Return,
             Purse::Elsewhere if said.held_below => Verdict::AtOnce,
             Purse::Elsewhere => Verdict::Return,
-            Purse::Once if self.counts.of(said.class) > 1 => Verdict::Return,
-            Purse::Once | Purse::Errors => self.error(policy, said, now, roll),
+            Purse::Once => return self.once(policy, said, now, roll),
+            Purse::Errors => self.error(policy, said, now, roll),
             Purse::Throttles => self.throttle(policy, said, now, roll),
         };
         let again = matches!(verdict, Verdict::AtOnce | Verdict::Wait { .. });
         if again && self.wire_calls >= policy.max_calls { Verdict::GiveUp(Exhaustion::Calls) } else { verdict }
     }
 
+    /// Where there may be no other attempt the answer tells more than that it was given up.
+    fn once(&self, policy: &Policy, said: Said, now: Instant, roll: f64) -> Verdict {
+        let is_second = self.counts.of(said.class) > 1;
+        if is_second || policy.max_attempts == 1 || self.wire_calls >= policy.max_calls {
+            return Verdict::Return;
+        }
+        Self::backoff(policy, said, now, 1, roll)
+    }
+
     fn error(&self, policy: &Policy, said: Said, now: Instant, roll: f64) -> Verdict {
-        let errors = self.counts.paid_by(Purse::Errors) + self.counts.paid_by(Purse::Once);
+        let errors = self.counts.paid_by(Purse::Errors);
         if errors >= policy.max_attempts {
             return Verdict::GiveUp(Exhaustion::Attempts);
         }
+        Self::backoff(policy, said, now, errors, roll)
+    }
+
+    fn backoff(policy: &Policy, said: Said, now: Instant, errors: u32, roll: f64) -> Verdict {
         let until = later(now, policy.backoff.full(errors, roll));
         Verdict::Wait { until: said.not_before.map_or(until, |hint| hint.max(until)), pays: true }
     }
 
     fn throttle(&mut self, policy: &Policy, said: Said, now: Instant, roll: f64) -> Verdict {
-        let since = *self.refused_since.get_or_insert(now);
+        self.refused_since.get_or_insert(now);
         let at_once = said.class == Class::Throttled && said.held_below;
         let until = if at_once {
             now
@@ -139,15 +183,10 @@ impl Purses {
                 None => later(now, policy.backoff.equal(self.waits, roll)),
             }
         };
-        if Self::lost_patience(policy, since, until) {
-            return Verdict::GiveUp(Exhaustion::Patience);
+        if self.waiting(policy, now, said.progress).is_lost(now, until) {
+            return Verdict::GiveUp(Exhaustion::Stalled);
         }
         if at_once { Verdict::AtOnce } else { Verdict::Wait { until, pays: false } }
-    }
-
-    /// The one place that says when 429s have gone on for too long. A wait that would end too late is not begun.
-    fn lost_patience(policy: &Policy, since: Instant, until: Instant) -> bool {
-        until.saturating_duration_since(since) >= policy.patience
     }
 }
 
@@ -170,11 +209,12 @@ mod tests {
             patience: Duration::from_secs(600),
             max_calls: 1_000,
             idempotency_key: true,
+            deadline: None,
         }
     }
 
     fn said(class: Class) -> Said {
-        Said { class, not_before: None, held_below: false }
+        Said { class, not_before: None, held_below: false, progress: None }
     }
 
     #[test]
@@ -246,7 +286,7 @@ mod tests {
     fn a_wait_that_would_outlast_the_patience_is_not_begun() {
         let now = Instant::now();
         let hinted = |wait| Said { not_before: Some(now + Duration::from_secs(wait)), ..said(Class::Throttled) };
-        assert_eq!(Purses::default().pay(&policy(), hinted(600), now, 0.0), Verdict::GiveUp(Exhaustion::Patience));
+        assert_eq!(Purses::default().pay(&policy(), hinted(600), now, 0.0), Verdict::GiveUp(Exhaustion::Stalled));
         assert!(matches!(Purses::default().pay(&policy(), hinted(599), now, 0.0), Verdict::Wait { .. }));
         let mut purses = Purses::default();
         let held = Said { held_below: true, ..said(Class::Throttled) };
@@ -254,8 +294,46 @@ mod tests {
         assert_eq!(purses.pay(&policy(), held, now + Duration::from_secs(599), 0.0), Verdict::AtOnce);
         assert_eq!(
             purses.pay(&policy(), held, now + Duration::from_secs(600), 0.0),
-            Verdict::GiveUp(Exhaustion::Patience)
+            Verdict::GiveUp(Exhaustion::Stalled)
         );
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_sent_once_more_whatever_else_has_failed() {
+        use Class::{Garbled, Overloaded, Throttled};
+        // Attempts and calls that are allowed, the answers, and whether each but the last is followed by another attempt.
+        for (max_attempts, max_calls, answers, ends) in [
+            (5, 1_000, &[Garbled, Garbled][..], Verdict::Return),
+            (5, 1_000, &[Garbled, Throttled, Overloaded, Garbled], Verdict::Return),
+            // It takes nothing from the purse of errors, nor that from it.
+            (2, 1_000, &[Garbled, Overloaded, Overloaded], Verdict::GiveUp(Exhaustion::Attempts)),
+            (2, 1_000, &[Overloaded, Garbled, Overloaded], Verdict::GiveUp(Exhaustion::Attempts)),
+            (3, 1_000, &[Overloaded, Overloaded, Garbled, Garbled], Verdict::Return),
+            // Where there is no retry of errors at all, the answer is the answer.
+            (1, 1_000, &[Garbled], Verdict::Return),
+            (5, 1, &[Garbled], Verdict::Return),
+            (5, 2, &[Throttled, Garbled], Verdict::Return),
+            (5, 2, &[Garbled, Overloaded], Verdict::GiveUp(Exhaustion::Calls)),
+        ] {
+            let policy = Policy { max_attempts, max_calls, ..policy() };
+            let (mut purses, now) = (Purses::default(), Instant::now());
+            let verdicts: Vec<_> = answers.iter().map(|class| purses.pay(&policy, said(*class), now, 0.5)).collect();
+            let (last, before) = verdicts.split_last().unwrap();
+            assert_eq!(*last, ends, "{answers:?} of {max_attempts}");
+            assert!(before.iter().all(|verdict| matches!(verdict, Verdict::Wait { .. })), "{answers:?}: {before:?}");
+        }
+    }
+
+    #[test]
+    fn a_wait_beyond_the_window_is_begun_while_others_are_served() {
+        let now = Instant::now();
+        let hinted = Said { not_before: Some(now + Duration::from_secs(3_600)), ..said(Class::Throttled) };
+        let ago = |seconds| now.checked_sub(Duration::from_secs(seconds));
+        for (progress, begun) in [(None, false), (ago(0), true), (ago(599), true), (ago(600), false)] {
+            let verdict = Purses::default().pay(&policy(), Said { progress, ..hinted }, now, 0.0);
+            assert_eq!(matches!(verdict, Verdict::Wait { .. }), begun, "{progress:?}");
+            assert_eq!(verdict == Verdict::GiveUp(Exhaustion::Stalled), !begun);
+        }
     }
 
     #[test]
@@ -317,7 +395,7 @@ mod tests {
             let mut calls = 0;
             for (class, held_below, hint) in answers.into_iter().cycle() {
                 let not_before = Some(now + Duration::from_secs(hint));
-                let verdict = purses.pay(&policy, Said { class: Class::ALL[class], not_before, held_below }, now, 0.5);
+                let verdict = purses.pay(&policy, Said { not_before, held_below, ..said(Class::ALL[class]) }, now, 0.5);
                 calls += 1;
                 match verdict {
                     Verdict::Return | Verdict::GiveUp(_) => break,

@@ -10,7 +10,7 @@ use http::Request;
 use tokio::time::Instant;
 use tower_service::Service;
 
-use super::{RetryError, RetryFuture, Shared, kept::Kept};
+use super::{Deadline, RetryError, RetryFuture, Shared, kept::Kept};
 use crate::outcome::{BoxError, Classify, Stamped};
 
 /// Retries what may pass. Made by [`RateLimitRetryLayer`](super::RateLimitRetryLayer).
@@ -59,11 +59,13 @@ where
         });
         let began = Instant::now();
         let (attempt, kept) = Kept::first(request, &self.shared);
+        let own = self.shared.policy.deadline.and_then(|span| began.checked_add(span));
+        let deadline = kept.deadline().map(|Deadline(at)| at).into_iter().chain(own).min();
         let attempt = self.inner.call(attempt);
         // The one that was called goes with the request; the clone, which is not ready, stays, and knows what the other has learnt.
         let clone = self.inner.clone();
         let called = mem::replace(&mut self.inner, clone);
-        RetryFuture::new(called, self.classifier.clone(), self.shared.clone(), kept, began, attempt)
+        RetryFuture::new(called, self.classifier.clone(), self.shared.clone(), kept, began, deadline, attempt)
     }
 }
 
