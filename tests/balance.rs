@@ -1275,7 +1275,9 @@ fn a_call_remembers_who_did_not_answer_it_and_no_other_call_does() {
 fn fail_at(desk: &Desk, balance: &OrgBalance<Guarded>, memory: &CallMemory, org: &str, times: u32) {
     let others: Vec<_> =
         ["a", "b", "c"].into_iter().filter(|other| *other != org && desk.orgs.get(other).is_some()).collect();
-    others.iter().for_each(|other| drop(desk.hand(other).held(true)));
+    for other in &others {
+        desk.hand(other).held(true);
+    }
     for nth in 0..times {
         let id = 1_000_000 + nth;
         let mut failing = call_with(balance, memory_of(id, memory));
@@ -1283,7 +1285,9 @@ fn fail_at(desk: &Desk, balance: &OrgBalance<Guarded>, memory: &CallMemory, org:
         desk.hand(org).answer(id, 500);
         drop(assert_ready!(failing.poll()));
     }
-    others.iter().for_each(|other| drop(desk.hand(other).held(false)));
+    for other in &others {
+        desk.hand(other).held(false);
+    }
 }
 
 /// Where a call goes that is then dropped.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use http::{Request, Response};
-use support_balance::{Balance, Broken, Desk, Member, Req, answer, of_family};
+use support_balance::{Balance, Broken, Desk, Guarded, Req, answer, of_family};
 use tokio::time::{Instant, advance};
 use tokio_test::task::{self, Spawn};
 use tower::{Layer, Service};
@@ -30,7 +30,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(600);
 
 type Retry = RateLimitRetry<Balance>;
-type Call = Spawn<RetryFuture<OrgBalance<Member>, u32, tower_quota::outcome::Stamped>>;
+type Call = Spawn<RetryFuture<OrgBalance<Guarded>, u32, tower_quota::outcome::Stamped>>;
 type Ended = Result<Response<u32>, RetryError<Req, Error>>;
 
 fn build(shape: impl FnOnce(RateLimitRetryBuilder) -> RateLimitRetryBuilder) -> RateLimitRetryLayer {
