@@ -473,7 +473,11 @@ async fn an_id_refused_for_longer_than_its_patience_is_rate_limited() {
     assert_eq!(code(&output), 1, "{}", said(&output));
     assert_eq!(outcomes(&bench.answers()), BTreeMap::from([("rate_limited", 3)]));
     assert_eq!(bench.report()["rate_limited"], 3);
-    assert!(bench.answers().values().all(|answer| answer["status"] == 429 && answer["error"].is_string()));
+    let answers = bench.answers();
+    assert!(answers.values().any(|answer| answer["status"] == 429));
+    // Some have only waited for their turn.
+    assert!(answers.values().all(|answer| answer["status"] == 429 || answer["status"].is_null()));
+    assert!(answers.values().all(|answer| answer["error"].is_string()));
 }
 
 #[tokio::test(flavor = "multi_thread")]

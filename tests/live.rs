@@ -1106,7 +1106,9 @@ async fn while_orgs_come_and_go_nothing_is_lost_and_nothing_is_sent_twice() {
 #[tokio::test(start_paused = true)]
 async fn a_pool_that_is_disabled_under_load_waits_and_one_that_is_emptied_fails_what_is_left() {
     let sim = Sim::new(provider()).unwrap();
-    let stack = Stack::new(Orgs::new([org("a"), org("b")]).unwrap()).build(sim.service()).unwrap();
+    // For an hour nothing goes on, and nobody is to be given up for that.
+    let patient = tower_quota::retry::RateLimitRetryLayer::builder().patience(Duration::MAX).build().unwrap();
+    let stack = Stack::new(Orgs::new([org("a"), org("b")]).unwrap()).retry(patient).build(sim.service()).unwrap();
     let members = stack.members();
     let mut drive = Drive::iter(stack, (0..600).map(|id| (id, item(id))), 100).unwrap();
     let (mut ok, mut none_left) = (0, 0);

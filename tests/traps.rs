@@ -126,7 +126,7 @@ async fn p02_readiness_that_is_never_used_keeps_no_retry_from_its_slot() {
     assert!(first.poll().is_pending());
     let mut idle = retrying.clone();
     ServiceExt::<Request<Script>>::ready(&mut idle).await.unwrap();
-    assert!(timeout(3_600 * SECOND, &mut first).await.is_err(), "its retry waits for the slot for ever");
+    assert!(timeout(599 * SECOND, &mut first).await.is_err(), "its retry waits for the slot until it is given up");
     drop(idle);
     assert_eq!(timeout(SECOND, first).await.unwrap().unwrap().status(), 200);
 }
