@@ -554,6 +554,11 @@ impl Error {
         &self.stamp
     }
 
+    /// The same with another cause.
+    pub(crate) fn caused_by(self, source: impl Into<BoxError>) -> Self {
+        Error { stamp: self.stamp, source: source.into() }
+    }
+
     pub(crate) fn stamp_mut(&mut self) -> &mut Stamp {
         &mut self.stamp
     }

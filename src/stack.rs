@@ -136,6 +136,7 @@ use crate::{
     guard::{Guard, GuardLayer, SystemRole},
     health::{Breaker, CircuitBreaker, OrgHealth, OrgHealthLayer},
     judge::{JudgeLayer, JudgeService},
+    observe::Observer,
     org::{BuildError, Dialect, Family, Org, Orgs},
     outcome::Stamped,
     quota::{QuotaHeader, QuotaHeaderLayer},
@@ -243,6 +244,16 @@ impl Stack {
     #[must_use]
     pub fn guard(mut self, guard: bool) -> Self {
         self.guard = guard;
+        self
+    }
+
+    /// Tells `observer` of what happens to its orgs and its requests: see [`observe`](crate::observe). May be said several times;
+    /// the orgs tell it as long as they live, the requests of the [retry](Stack::retry) that is set by then.
+    #[must_use]
+    pub fn observe(mut self, observer: impl Observer) -> Self {
+        let observer: Arc<dyn Observer> = Arc::new(observer);
+        self.orgs.iter().for_each(|org| org.observe_shared(observer.clone()));
+        self.retry = self.retry.tells(observer);
         self
     }
 

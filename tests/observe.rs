@@ -3,12 +3,17 @@
 
 use std::sync::{Arc, Mutex};
 
+use bytes::Bytes;
 use http::{Request, Response};
+use http_body_util::Full;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_quota::{
     aimd::{AimdLimitLayer, Settings},
     observe::Event,
-    org::{Family, Org, OutReason, Tuning, Why},
+    org::{Credential, Family, Org, Orgs, OutReason, Tuning, Why},
+    outcome::Class,
+    retry::RateLimitRetryLayer,
+    stack::Stack,
 };
 
 type Seen = Arc<Mutex<Vec<Event>>>;
@@ -112,4 +117,30 @@ async fn an_observer_that_panics_fails_no_call_and_keeps_no_word_from_the_others
     org.put_out(OutReason::Unauthorised);
     assert_eq!(taken(&seen).len(), 1);
     assert_eq!(org.snapshot().in_flight, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stack_tells_of_retries_circuits_and_requests_that_are_given_up() {
+    let seen = Seen::default();
+    let tell = seen.clone();
+    let orgs = Orgs::new([Org::new("research").credential(Credential::new("sk-1"))]).unwrap();
+    let retry = RateLimitRetryLayer::builder().max_attempts(6).build().unwrap();
+    let stack = Stack::new(orgs).retry(retry).observe(move |event: &Event| tell.lock().unwrap().push(event.clone()));
+    let broken = service_fn(async |_: Request<Full<Bytes>>| {
+        Response::builder().status(500).body(Full::new(Bytes::from_static(b"sk-1 is broken")))
+    });
+    let service = stack.build(broken).unwrap();
+    let request = Request::post("/v1/messages").body(Full::new(Bytes::from_static(b"{}"))).unwrap();
+    service.oneshot(request).await.unwrap_err();
+    let events = taken(&seen);
+    let count = |of: fn(&Event) -> bool| events.iter().filter(|event| of(event)).count();
+    assert_eq!(count(|event| matches!(event, Event::Retry { class: Class::Overloaded, org: Some(_), .. })), 5);
+    assert_eq!(count(|event| matches!(event, Event::Exhausted { calls: 6, .. })), 1);
+    // Open, and probed by the last of the calls.
+    let circuits: Vec<_> = events
+        .iter()
+        .filter_map(|event| if let Event::Circuit { circuit, .. } = event { Some(circuit.to_string()) } else { None })
+        .collect();
+    assert_eq!(circuits, ["open", "half-open", "open"]);
+    assert!(events.iter().all(|event| !event.to_string().contains("sk-1")));
 }

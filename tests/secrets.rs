@@ -235,7 +235,7 @@ fn no_key_shows(dialect: Dialect, key: &str, turn: usize) -> Result<(), TestCase
 #[test]
 fn what_a_key_looks_like_makes_no_difference() {
     for dialect in [Dialect::Anthropic, Dialect::OpenAi] {
-        for key in ["sk-ant-api03-abcdefgh", "sk-proj-0123456789", "plain-old-key", "with \"quotes\" and \\ in it"] {
+        for key in ["sk-ant-api03-abcdefgh", "sk-proj-0123456789", "plain-old-key", "with\"quotes\"and\\in-it"] {
             for turn in 0..11 {
                 no_key_shows(dialect, key, turn).unwrap();
             }

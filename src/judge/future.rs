@@ -214,7 +214,7 @@ where
     /// The rest was lost with `error`: that is no answer, unless the head has said already that it is a refusal.
     fn broken(mut self, rules: &Rules, error: BoxError) -> Result<Response<Answer<B>>, Error> {
         if self.outcome.class == Class::Ok {
-            return Err(Error::new(Outcome::of(Class::Transport), error));
+            return Err(rules.without_key(Error::new(Outcome::of(Class::Transport), error)));
         }
         self.trailers = None;
         set_content_length(&mut self.head.headers, self.read.len());
@@ -235,7 +235,7 @@ where
             is_refusal = found_out(&mut stamp, found, &head, &body, sent, rules);
         }
         if is_refusal {
-            if let Some(clean) = rules.scrub.as_ref().and_then(|key| read::scrub(&body, key.reveal().as_bytes())) {
+            if let Some(clean) = rules.scrub.as_ref().and_then(|key| read::scrub(&body, key.reveal())) {
                 set_content_length(&mut head.headers, clean.len());
                 body = clean;
             }

@@ -78,6 +78,34 @@ pub(super) fn names_error(data: &[u8]) -> bool {
     ERROR.find_iter(data).any(|at| value_of(data, at + ERROR.needle().len()) != Some(b'n'))
 }
 
+/// Whether an event of a stream brings something of an answer, or the reason for which there is none; of a kind that is not known,
+/// it does.
+pub(super) fn says_something(name: &[u8], data: &[u8]) -> bool {
+    let text =
+        |data: &[u8], key: &Finder<'static>| key.find_iter(data).any(|at| text_of(data, at + key.needle().len()));
+    let item = |key: &Finder<'static>| key.find_iter(data).any(|at| item_of(data, at + key.needle().len()));
+    let reason = |key: &Finder<'static>| {
+        key.find_iter(data).any(|at| REASONS.iter().any(|reason| is_text(data, at + key.needle().len(), reason)))
+    };
+    match name {
+        // A block of text begins empty, and any other is something.
+        b"content_block_start" => TEXT.find(data).is_none(),
+        b"content_block_delta" => TEXT.find(data).is_none() || text(data, &TEXT),
+        b"message_delta" => reason(&STOP_REASON),
+        b"message_start" | b"content_block_stop" | b"message_stop" | b"ping" | b"error" => false,
+        b"" if data.is_empty() || data == b"[DONE]" => false,
+        b"" if CHOICES.find(data).is_some() => {
+            [&CONTENT, &TEXT, &REFUSAL].into_iter().any(|key| text(data, key))
+                || item(&TOOL_CALLS)
+                || FUNCTION_CALL
+                    .find_iter(data)
+                    .any(|at| value_of(data, at + FUNCTION_CALL.needle().len()) == Some(b'{'))
+                || reason(&FINISH_REASON)
+        }
+        _ => true,
+    }
+}
+
 /// A word in quotes as it stands in a body. Built once: building one takes as long as a search.
 macro_rules! finders {
     ($($name:ident: $word:literal),+) => {
@@ -87,7 +115,8 @@ macro_rules! finders {
 
 finders! {
     ERROR: "\"error\"", CONTENT: "\"content\"", TEXT: "\"text\"", CHOICES: "\"choices\"", DATA: "\"data\"",
-    TOOL_USE: "\"tool_use\"", TOOL_CALLS: "\"tool_calls\""
+    TOOL_USE: "\"tool_use\"", TOOL_CALLS: "\"tool_calls\"", REFUSAL: "\"refusal\"", FUNCTION_CALL: "\"function_call\"",
+    STOP_REASON: "\"stop_reason\"", FINISH_REASON: "\"finish_reason\""
 }
 
 /// Whether there is something in it, or nothing that would have to be there: as far as a look can tell.
@@ -123,6 +152,12 @@ fn value_of(body: &[u8], end: usize) -> Option<u8> {
 /// Whether the key that ends at `end` has a text that is not empty.
 fn text_of(body: &[u8], end: usize) -> bool {
     two_of(body, end).is_some_and(|(first, second)| first == b'"' && second != b'"')
+}
+
+/// Whether it has just this text.
+fn is_text(body: &[u8], end: usize, text: &str) -> bool {
+    let value = || body[end..].trim_ascii_start().strip_prefix(b":")?.trim_ascii_start().strip_prefix(b"\"");
+    value().is_some_and(|value| value.strip_prefix(text.as_bytes()).is_some_and(|rest| rest.first() == Some(&b'"')))
 }
 
 /// Whether it has an array that is not empty.

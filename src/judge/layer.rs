@@ -24,6 +24,9 @@ use crate::{
 /// answers are smaller.
 pub const BODY_CEILING: u64 = 32 << 20;
 
+/// A shorter one is looked for in bodies, but not in the errors of a client, in bytes.
+const SHORTEST_KEY: usize = 8;
+
 /// Which bodies are gathered.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -130,7 +133,26 @@ impl Rules {
                 tracing::error!("{said}");
             }
         }
-        error
+        self.without_key(error)
+    }
+
+    /// A client's error may quote what it was to send. Then a text takes its place that does not.
+    pub(super) fn without_key(&self, error: Error) -> Error {
+        // What is shorter is no key, and stands in many a word.
+        let key = self.scrub.as_ref().map(Credential::reveal).filter(|key| key.len() >= SHORTEST_KEY);
+        let Some(key) = key else { return error };
+        let mut texts = vec![];
+        let mut next = std::error::Error::source(&error);
+        while let Some(cause) = next {
+            texts.extend([cause.to_string(), format!("{cause:?}")]);
+            next = cause.source();
+        }
+        let spellings = read::spellings(key);
+        if !texts.iter().any(|text| spellings.iter().any(|key| text.contains(key.as_str()))) {
+            return error;
+        }
+        let told = texts.swap_remove(0);
+        error.caused_by(spellings.iter().fold(told, |told, key| told.replace(key.as_str(), read::SCRUBBED)))
     }
 
     /// What the caller's own check has against an answer.

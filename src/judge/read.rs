@@ -421,7 +421,26 @@ pub(super) fn is_json(headers: &HeaderMap) -> bool {
 }
 
 /// The body with every `secret` in it replaced; `None` if there is none. `secret` is not empty.
-pub(super) fn scrub(body: &[u8], secret: &[u8]) -> Option<Bytes> {
+pub(super) fn scrub(body: &[u8], key: &str) -> Option<Bytes> {
+    let mut clean = None;
+    for key in spellings(key) {
+        let body = clean.as_deref().unwrap_or(body);
+        clean = without(body, key.as_bytes()).or(clean);
+    }
+    clean
+}
+
+/// A key as it is, and as JSON and Rust quote it.
+pub(super) fn spellings(key: &str) -> Vec<String> {
+    let json = serde_json::Value::from(key).to_string();
+    let mut all = vec![key.to_owned(), json[1..json.len() - 1].to_owned(), key.escape_debug().to_string()];
+    all.dedup();
+    // The longest first: it may have a shorter one in it.
+    all.sort_by_key(|key| std::cmp::Reverse(key.len()));
+    all
+}
+
+fn without(body: &[u8], secret: &[u8]) -> Option<Bytes> {
     let mut clean = Vec::new();
     let mut rest = body;
     while let Some(at) = rest.windows(secret.len()).position(|window| window == secret) {
@@ -544,9 +563,9 @@ mod tests {
             ("sk-", None),
             ("", None),
         ] {
-            assert_eq!(scrub(body.as_bytes(), b"sk-1").as_deref(), expected.map(str::as_bytes), "{body}");
+            assert_eq!(scrub(body.as_bytes(), "sk-1").as_deref(), expected.map(str::as_bytes), "{body}");
         }
-        assert_eq!(scrub(b"\xff\xfesk-1", b"sk-1").as_deref(), Some(&b"\xff\xfe***"[..]), "whatever the bytes are");
+        assert_eq!(scrub(b"\xff\xfesk-1", "sk-1").as_deref(), Some(&b"\xff\xfe***"[..]), "whatever the bytes are");
     }
 
     fn json() -> impl Strategy<Value = serde_json::Value> {

@@ -3,7 +3,7 @@
 use memchr::memmem::Finder;
 
 use super::{
-    inband::{Found, error_of_event, names_error},
+    inband::{Found, error_of_event, names_error, says_something},
     layer::EmptyPolicy,
     read::{Said, said_by_event},
     refusal::Words,
@@ -43,6 +43,8 @@ pub(super) struct Events {
     began: bool,
     /// It is of a kind whose last event is known.
     known: bool,
+    /// Something has come that is an answer, or the reason for which there is none.
+    answered: bool,
     /// The first error in it.
     failed: Option<Box<Words>>,
 }
@@ -61,6 +63,7 @@ impl Events {
             terminal: false,
             began: false,
             known: false,
+            answered: false,
             failed: None,
         }
     }
@@ -120,6 +123,7 @@ impl Events {
             Some(words) => Found::Failed(words.clone()),
             None if !self.began && empty == EmptyPolicy::Transient => Found::Empty,
             None if self.known && !self.terminal => Found::CutOff,
+            None if self.known && !self.answered && empty == EmptyPolicy::Transient => Found::Empty,
             None => Found::Good,
         }
     }
@@ -154,6 +158,7 @@ impl Events {
         self.skipped = true;
         self.skipped_last = LAST_EVENTS.contains(&name);
         self.began = true;
+        self.answered = true;
         self.named(name);
         if ERRORS.contains(&name) && self.failed.is_none() {
             self.failed = Some(Box::default());
@@ -195,6 +200,9 @@ impl Events {
         if !self.known {
             self.named(name);
             self.known |= self.chunk.find(data).is_some();
+        }
+        if !self.answered {
+            self.answered = says_something(name, data);
         }
         if self.failed.is_none() && (ERRORS.contains(&name) || names_error(data)) {
             self.failed = error_of_event(name, data).map(Box::new);
@@ -244,7 +252,7 @@ mod tests {
         let error =
             "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"m\"}}\n\n";
         let overloaded = || failed(Some("overloaded_error"), Some("m"));
-        let chunk = "data: {\"object\":\"chat.completion.chunk\",\"choices\":[],\"error\":null}\n\n";
+        let chunk = "data: {\"object\":\"chat.completion.chunk\",\"choices\":[{\"delta\":{\"content\":\"x\"}}],\"error\":null}\n\n";
         for (text, expected) in [
             (ANTHROPIC.to_owned(), Found::Good),
             (OPENAI.to_owned(), Found::Good),
@@ -296,6 +304,54 @@ mod tests {
         let mut none = Events::new();
         none.finish();
         assert_eq!(none.found(EmptyPolicy::Accept), Found::Good);
+    }
+
+    #[test]
+    fn a_stream_that_brings_nothing_is_empty_unless_it_says_why() {
+        let anthropic = |events: &[(&str, &str)]| {
+            let all = [
+                &[("message_start", r#"{"message":{"content":[],"stop_reason":null}}"#)],
+                events,
+                &[("message_stop", "{}")],
+            ];
+            all.concat().iter().map(|(name, data)| format!("event: {name}\ndata: {data}\n\n")).collect::<String>()
+        };
+        let openai = |choices: &[&str]| {
+            let chunk =
+                |choice: &&str| format!("data: {{\"object\":\"chat.completion.chunk\",\"choices\":[{choice}]}}\n\n");
+            choices.iter().map(chunk).collect::<String>() + "data: [DONE]\n\n"
+        };
+        let begin = ("content_block_start", r#"{"content_block":{"type":"text","text":""}}"#);
+        let first = r#"{"delta":{"role":"assistant","content":"","refusal":null},"finish_reason":null}"#;
+        let delta = |delta: &'static str| ("content_block_delta", delta);
+        for (text, expected) in [
+            (anthropic(&[]), Found::Empty),
+            (anthropic(&[begin, ("content_block_stop", "{}"), ("ping", "{}")]), Found::Empty),
+            (anthropic(&[("message_delta", r#"{"delta":{"stop_reason":"end_turn"}}"#)]), Found::Empty),
+            (anthropic(&[("message_delta", r#"{"delta":{"stop_reason":"max_tokens"}}"#)]), Found::Good),
+            (anthropic(&[("message_delta", r#"{"delta":{"stop_reason":"refusal"}}"#)]), Found::Good),
+            (anthropic(&[begin, delta(r#"{"delta":{"type":"text_delta","text":""}}"#)]), Found::Empty),
+            (anthropic(&[begin, delta(r#"{"delta":{"type":"text_delta","text":"x"}}"#)]), Found::Good),
+            (anthropic(&[("content_block_start", r#"{"content_block":{"type":"tool_use","input":{}}}"#)]), Found::Good),
+            (anthropic(&[delta(r#"{"delta":{"type":"input_json_delta","partial_json":"{"}}"#)]), Found::Good),
+            (anthropic(&[("something_new", "{}")]), Found::Good),
+            (openai(&[]), Found::Good),
+            (openai(&[first]), Found::Empty),
+            (openai(&[first, r#"{"delta":{},"finish_reason":"stop"}"#]), Found::Empty),
+            (openai(&[first, r#"{"delta":{},"finish_reason":"length"}"#]), Found::Good),
+            (openai(&[first, r#"{"delta":{"content":"x"},"finish_reason":null}"#]), Found::Good),
+            (openai(&[first, r#"{"delta":{"refusal":"x"}}"#]), Found::Good),
+            (openai(&[first, r#"{"delta":{"tool_calls":[]}}"#]), Found::Empty),
+            (openai(&[first, r#"{"delta":{"tool_calls":[{"index":0}]}}"#]), Found::Good),
+            (openai(&[r#"{"text":"x"}"#]), Found::Good),
+            (openai(&[r#"{"text":""}"#]), Found::Empty),
+        ] {
+            assert_eq!(found([text.as_bytes()]), expected, "{text}");
+            assert_eq!(found(text.as_bytes().chunks(9)), expected, "in parts: {text}");
+        }
+        let mut accepted = Events::new();
+        accepted.feed(anthropic(&[]).as_bytes());
+        assert_eq!(accepted.found(EmptyPolicy::Accept), Found::Good);
     }
 
     #[test]

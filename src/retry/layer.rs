@@ -41,7 +41,6 @@ impl RateLimitRetryLayer {
 
 impl<C> RateLimitRetryLayer<C> {
     /// The same layer, with the same budget, that tells one more.
-    #[allow(dead_code, reason = "the ready-made stack sets its observers by it")]
     pub(crate) fn tells(self, observer: Arc<dyn Observer>) -> Self {
         let mut shared = (*self.shared).clone();
         shared.observers.add(observer);

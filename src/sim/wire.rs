@@ -369,7 +369,8 @@ impl Success<'_> {
     pub(super) const EVENTS: HeaderValue = EVENTS;
 
     fn stop(&self) -> &'static str {
-        match (self.dialect, self.cut) {
+        // What is cut has something in it.
+        match (self.dialect, self.cut && !self.empty) {
             (Dialect::Anthropic, true) => "max_tokens",
             (Dialect::Anthropic, false) => "end_turn",
             (Dialect::OpenAi, true) => "length",
