@@ -224,7 +224,8 @@ async fn b77_an_org_that_fails_is_left_alone_and_comes_back_within_five_seconds(
     let fails = |p: f64| Change { error_5xx: Some(p.into()), ..Change::default() };
     let resets = |p: f64| Change { reset: Some(p.into()), ..Change::default() };
     // How it fails, from when until when, and how many calls are wanted at once: its siblings have 20 slots.
-    let rows: [(&str, &dyn Fn(f64) -> Change, f64, f64, usize); 6] = [
+    type Row<'a> = (&'a str, &'a dyn Fn(f64) -> Change, f64, f64, usize);
+    let rows: [Row<'_>; 6] = [
         ("529", &overloaded, 0.0, 8.0, 60),
         ("529", &overloaded, 0.0, 8.0, 10),
         ("529", &overloaded, 3.0, 16.0, 60),
