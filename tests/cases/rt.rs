@@ -8,7 +8,7 @@ use tower::{Layer, Service, ServiceExt};
 use tower_quota::{
     aimd::AimdLimitLayer,
     drive::Drive,
-    org::{Credential, Org, Orgs},
+    org::{Circuit, Credential, Org, Orgs},
     quota::QuotaHeaderLayer,
     retry::RateLimitRetryLayer,
     sim::{Change, Config, Latency, OrgConfig, Sim},
@@ -214,6 +214,31 @@ async fn b77_an_org_that_fails_fast_attracts_next_to_nothing() {
             assert!(bad * 20 < all, "{row} after {millis} ms: {bad} of {all}");
             assert!(wire.of("a") >= 2, "{row}: it was tried");
         }
+    }
+}
+
+/// Too few failures to open a circuit, or to distrust it: the penalty alone keeps calls away.
+#[tokio::test(start_paused = true)]
+async fn b77_an_org_that_fails_now_and_then_is_asked_less() {
+    // Every which call of A fails; B answers all, and both have slots to spare. Of a hundred calls A has at least, and at most.
+    for (every, least, most) in [(usize::MAX, 45, 55), (4, 1, 10)] {
+        fastrand::seed(7);
+        let orgs = orgs(&[("a", 40), ("b", 40)]);
+        let (service, wire) = stack(
+            &orgs,
+            |stack| stack.limit(open().build().unwrap()),
+            move |org, nth| {
+                let fails = org == "a" && nth % every == every - 1;
+                after(100 * MS, Ok(say(if fails { 500 } else { 200 })))
+            },
+        );
+        let mut drive = Drive::iter(service, (0..1_000).map(|id| (id, post())), 20).unwrap();
+        while let Some((_, result)) = drive.next().await {
+            result.unwrap();
+        }
+        let (bad, all) = (wire.of("a"), wire.len());
+        assert!(bad * 100 >= least * all && bad * 100 <= most * all, "every {every}: {bad} of {all}");
+        assert_eq!(board(&orgs, "a").circuit(), Circuit::Closed, "every {every}");
     }
 }
 
