@@ -259,10 +259,13 @@ impl Pass {
         if !counts && !self.admitted.probe {
             return;
         }
-        let call = self.admitted;
-        // Given back with the report.
-        self.admitted.probe = false;
-        let told = self.shared.gate.update(|state, now| state.answered(call, verdict, date, now));
+        let (call, admitted) = (self.admitted, &mut self.admitted);
+        let told = self.shared.gate.update(|state, now| {
+            let told = state.answered(call, verdict, date, now);
+            // Given back with the report, but not by a breaker that has panicked.
+            admitted.probe = false;
+            told
+        });
         if let Some(told) = told {
             self.shared.tell(told);
         }

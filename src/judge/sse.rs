@@ -171,6 +171,8 @@ impl Events {
     }
 
     fn read(&mut self, event: &[u8]) {
+        // A stream may begin with a byte order mark.
+        let event = if self.began { event } else { event.strip_prefix(b"\xef\xbb\xbf").unwrap_or(event) };
         let mut data: Option<&[u8]> = None;
         let mut name: &[u8] = b"";
         let mut joined = vec![];
@@ -292,6 +294,8 @@ mod tests {
             ("data: {\"delta\":{\"text\":\"\\\"chat.completion.chunk\\\"\"}}\n\n".to_owned(), Found::Good),
             ("data: {\"delta\":{\"error\":{\"message\":\"m\"}}}\n\n".to_owned(), Found::Good),
             ("data: {\"choices\":[{\"finish_reason\":\"error\"}]}\n\n".to_owned(), Found::Good),
+            ("\u{feff}data: hello\n\n".to_owned(), Found::Good),
+            ("\u{feff}".to_owned() + error, overloaded()),
             // Nothing.
             (String::new(), Found::Empty),
             ("\n\n: keep-alive\n\n".to_owned(), Found::Empty),
