@@ -604,3 +604,134 @@ async fn patience_shorter_than_a_hold_gives_up_at_once_and_leaves_nothing() {
     assert_eq!(rig.ask().await, End::Ok);
     let _ = OutReason::Unauthorised;
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_may_call_and_poll_the_stack_that_tells_it() {
+    let rig = rig(&["a"], |s| s.retry(RateLimitRetryLayer::builder().max_attempts(1).build().unwrap()), |_, n| if n < 5 { answer(500, "", "") } else { answer(200, "", "ok") });
+    let org = rig.orgs.get("a").unwrap().clone();
+    let (told, kept) = (Arc::new(Mutex::new(vec![])), Arc::new(Mutex::new(vec![])));
+    org.observe({
+        let (told, kept, stack) = (told.clone(), kept.clone(), Mutex::new(rig.stack.clone()));
+        move |event: &Event| {
+            told.lock().unwrap().push(event.to_string());
+            let stack = stack.lock().unwrap().clone();
+            let mut call = Box::pin(stack.oneshot(ask()));
+            let _ = call.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+            kept.lock().unwrap().push(call);
+        }
+    });
+    for _ in 0..5 {
+        assert_ne!(rig.ask().await, End::Ok);
+    }
+    // Nobody waits when the circuit may be probed.
+    kept.lock().unwrap().clear();
+    advance(SECOND).await;
+    assert_eq!(timeout(600 * SECOND, rig.ask()).await.unwrap(), End::Ok);
+    assert!(told.lock().unwrap().iter().any(|event| event.contains("half-open")), "{:?}", told.lock().unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn whatever_is_answered_and_whoever_is_dropped_every_call_ends_and_nothing_is_kept() {
+    for seed in 0..150 {
+        let dice = Arc::new(Mutex::new(fastrand::Rng::with_seed(seed)));
+        let names = &["a", "b", "c"][..1 + seed as usize % 3];
+        let system = SystemTime::now();
+        let gather = if seed % 2 == 0 { Gather::Whole } else { Gather::ErrorsOnly };
+        let rig = {
+            let dice = dice.clone();
+            rig(names, |s| s.judge(JudgeLayer::new().gather(gather)), move |_, _| {
+                match dice.lock().unwrap().u32(0..60) {
+                    0..15 => answer(500, "", ""),
+                    15..19 => answer(529, JSON, r#"{"error":{"type":"overloaded_error"}}"#),
+                    19..22 => {
+                        let mut refused = answer(429, "", "");
+                        refused.headers_mut().insert("retry-after-ms", "300".parse().unwrap());
+                        refused
+                    }
+                    22 => answer(401, "", ""),
+                    23 => limits(system + 600 * SECOND),
+                    24..26 => answer(200, JSON, r#"{"choices":[]}"#),
+                    26..28 => answer(200, JSON, r#"{"error":{"code":500}}"#),
+                    28..30 => answer(200, EVENTS, ""),
+                    30..32 => answer(400, "", ""),
+                    32 => answer(403, "", ""),
+                    33..40 => answer(200, EVENTS, "data: x\n\n"),
+                    _ => answer(200, JSON, "{}"),
+                }
+            })
+        };
+        let roll = |n: u32| dice.lock().unwrap().u32(0..n);
+        let members = rig.stack.members();
+        let started = AtomicUsize::new(0);
+        let jobs = (0..60).map(|_| async {
+            sleep(roll(5_000) * MS).await;
+            started.fetch_add(1, SeqCst);
+            let mut request = ask();
+            if roll(10) == 0 {
+                request.extensions_mut().insert(Deadline(Instant::now() + roll(3_000) * MS));
+            }
+            let patience = if roll(3) == 0 { roll(4_000) * MS } else { 100_000 * SECOND };
+            timeout(patience, async {
+                let end = rig.stack.clone().oneshot(request).await;
+                if let Ok(answer) = end {
+                    let hold = roll(3_000) * MS;
+                    let mut body = answer.into_body();
+                    let _ = body.frame().await;
+                    sleep(hold).await;
+                    if hold.as_millis() % 2 == 0 {
+                        let _ = body.collect().await;
+                    }
+                }
+            })
+            .await
+            .is_ok()
+        });
+        let meddler = async {
+            for _ in 0..20 {
+                sleep(roll(700) * MS).await;
+                let name = names[roll(names.len() as u32) as usize];
+                match roll(5) {
+                    0 => drop(members.disable(name)),
+                    1 => drop(members.drain(name)),
+                    _ => drop(members.enable(name)),
+                }
+            }
+            sleep(60 * SECOND).await;
+            names.iter().for_each(|name| drop(members.enable(name)));
+        };
+        let all = async { tokio::join!(futures_util::future::join_all(jobs), meddler) };
+        timeout(50_000 * SECOND, all).await.unwrap_or_else(|_| panic!("{seed}: somebody hangs: {:?}", members.snapshots()));
+        for org in rig.orgs.iter() {
+            let at = org.family(&tower_quota::org::Family::default()).snapshot();
+            assert_eq!((at.in_flight, at.waiting), (0, 0), "{seed} {}", org.name());
+        }
+        assert_eq!(rig.trespassed.load(SeqCst), 0, "{seed}");
+        assert!(members.waiting().values().all(|waiting| *waiting == 0), "{seed}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_parked_org_whose_provider_is_late_is_asked_every_minute_until_it_serves() {
+    let (system, begin) = (SystemTime::now(), Instant::now());
+    let late = 600 * SECOND;
+    // The date in its words stays; the clock that it names it by is the answer's.
+    let rig = rig(&["a"], |s| s, move |_, _| {
+        if begin.elapsed() > late {
+            return answer(200, "", "ok");
+        }
+        let mut refused = limits(system + 120 * SECOND);
+        let now = httpdate(system + begin.elapsed());
+        refused.headers_mut().insert("date", now.parse().unwrap());
+        refused
+    });
+    let ends = timeout(3_600 * SECOND, all((0..10).map(|_| rig.ask()))).await.expect("nobody hangs");
+    println!("late: {} after {:?}, {} calls", tally(&ends), begin.elapsed(), rig.calls());
+    assert!(rig.calls() > 5);
+    rig.assert_at_rest();
+    advance(120 * SECOND).await;
+    assert_eq!(timeout(120 * SECOND, rig.ask()).await.expect("it is asked again"), End::Ok);
+}
+
+fn httpdate(at: SystemTime) -> String {
+    httpdate::fmt_http_date(at)
+}
