@@ -114,6 +114,11 @@ pub(super) fn says_something(name: &[u8], data: &[u8]) -> bool {
     }
 }
 
+/// Whether a chunk of OpenAI's says why its choice ends. All but the last have a null.
+pub(super) fn names_finish(data: &[u8]) -> bool {
+    FINISH_REASON.find_iter(data).any(|at| value_of(data, at + FINISH_REASON.needle().len()) == Some(b'"'))
+}
+
 /// A word in quotes as it stands in a body. Built once: building one takes as long as a search.
 macro_rules! finders {
     ($($name:ident: $word:literal),+) => {
