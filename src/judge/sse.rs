@@ -285,9 +285,9 @@ mod tests {
             (chunk.to_owned(), Found::CutOff),
             (chunk.to_owned() + "data: [DONE]\n\n", Found::Good),
             // It has said why it ends.
-            (chunk.replace("[]", "[{\"finish_reason\":null}]"), Found::CutOff),
-            (chunk.replace("[]", "[{\"delta\":{\"content\":\"a\"},\"finish_reason\": \"stop\"}]"), Found::Good),
-            (chunk.replace("[]", "[{\"delta\":\"\\\"finish_reason\\\":\\\"stop\\\"\"}]"), Found::CutOff),
+            (chunk.replace("}}]", "},\"finish_reason\":null}]"), Found::CutOff),
+            (chunk.replace("}}]", "},\"finish_reason\": \"stop\"}]"), Found::Good),
+            (chunk.replace("\"x\"", "\"\\\"finish_reason\\\":\\\"stop\\\"\""), Found::CutOff),
             (before(RESPONSES, "event: response.completed"), Found::CutOff),
             // Of none.
             ("data: hello\n\n".to_owned(), Found::Good),
