@@ -48,6 +48,7 @@ where
         let StateProj::Calling { future, pass } = this.state.as_mut().project() else {
             panic!("polled after completion");
         };
+        pass.iter_mut().for_each(Pass::called);
         let result = ready!(future.poll(cx));
         let pass = pass.take().expect("the pass is taken only here, and the state is left at once");
         this.state.set(State::Done);

@@ -185,11 +185,7 @@ impl Shared {
 
     /// The pass of one whom the gate has let through.
     pub(super) fn admitted(self: &Arc<Self>, admitted: Admitted) -> Pass {
-        let pass = Pass { shared: self.clone(), admitted };
-        if admitted.first {
-            self.tell(Told::Probed);
-        }
-        pass
+        Pass { shared: self.clone(), admitted }
     }
 
     /// What is inside has failed at being ready: nothing was asked, so the circuit learns nothing, but others are preferred.
@@ -247,6 +243,13 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
+    /// Its call is under way. Who is ready may be so under a balancer's lock, where nobody can be told that it is a probe.
+    pub(super) fn called(&mut self) {
+        if std::mem::take(&mut self.admitted.first) {
+            self.shared.tell(Told::Probed);
+        }
+    }
+
     /// Reports what the answer means.
     pub(super) fn report(mut self, outcome: Outcome) {
         let verdict = Verdict::of(outcome.class);
@@ -259,10 +262,13 @@ impl Pass {
         if !counts && !self.admitted.probe {
             return;
         }
-        let call = self.admitted;
-        // Given back with the report.
-        self.admitted.probe = false;
-        let told = self.shared.gate.update(|state, now| state.answered(call, verdict, date, now));
+        let (call, admitted) = (self.admitted, &mut self.admitted);
+        let told = self.shared.gate.update(|state, now| {
+            let told = state.answered(call, verdict, date, now);
+            // Given back with the report, but not by a breaker that has panicked.
+            admitted.probe = false;
+            told
+        });
         if let Some(told) = told {
             self.shared.tell(told);
         }

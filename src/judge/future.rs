@@ -332,7 +332,8 @@ fn read_words(
         }
         Class::OutOfQuota => {
             let clock = hint::reference(&head.headers, SystemTime::now());
-            let wait = words.regained().and_then(|date| date.duration_since(clock).ok()).filter(|wait| !wait.is_zero());
+            // One that has passed is a date too: it is late, and not lost.
+            let wait = words.regained().map(|date| date.duration_since(clock).unwrap_or_default());
             stamp.outcome = outcome.not_before(wait.map(|wait| arrived + wait.min(CEILING_MAX)));
         }
         _ => {}

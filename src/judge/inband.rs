@@ -43,7 +43,7 @@ pub(super) fn json(body: &[u8], empty: EmptyPolicy) -> Found {
         return Found::Good;
     }
     if body.last() != Some(&b'}') {
-        return Found::CutOff;
+        return if is_cut_off(body) { Found::CutOff } else { Found::Good };
     }
     if !names_error(body) && (empty == EmptyPolicy::Accept || has_content(body)) {
         return Found::Good;
@@ -54,6 +54,14 @@ pub(super) fn json(body: &[u8], empty: EmptyPolicy) -> Found {
         // Not JSON, or more than one.
         Err(_) => Found::Good,
     }
+}
+
+/// Whether the end of the object is missing, where the body does not end as one does. Else something follows it, or it is no JSON.
+fn is_cut_off(body: &[u8]) -> bool {
+    // Half a number is no end but an error of its own: it is left out.
+    let end = body.iter().rposition(|byte| !b"+-.0123456789Ee".contains(byte)).map_or(0, |last| last + 1);
+    let first = serde_json::Deserializer::from_slice(&body[..end]).into_iter::<IgnoredAny>().next();
+    first.is_none_or(|first| first.is_err_and(|error| error.is_eof()))
 }
 
 /// The error in an event of this name, if there is one.
@@ -104,6 +112,11 @@ pub(super) fn says_something(name: &[u8], data: &[u8]) -> bool {
         }
         _ => true,
     }
+}
+
+/// Whether a chunk of OpenAI's says why its choice ends. All but the last have a null.
+pub(super) fn names_finish(data: &[u8]) -> bool {
+    FINISH_REASON.find_iter(data).any(|at| value_of(data, at + FINISH_REASON.needle().len()) == Some(b'"'))
 }
 
 /// A word in quotes as it stands in a body. Built once: building one takes as long as a search.
@@ -220,6 +233,10 @@ impl Top {
 }
 
 fn is_empty_choice(choice: &Value) -> bool {
+    // Others than models give choices too.
+    if ["message", "text", "finish_reason"].iter().all(|name| choice.get(name).is_none()) {
+        return false;
+    }
     let message = &choice["message"];
     let said = [&message["content"], &message["refusal"], &message["tool_calls"], &choice["text"]];
     let is_nothing = |value: &Value| match value {
@@ -318,6 +335,15 @@ mod tests {
             (r#"{"id":"x","cho"#, Found::CutOff),
             (r#"{"choices":[{"message":{"content":"a"}}]"#, Found::CutOff),
             ("{", Found::CutOff),
+            (r#"{"a":-"#, Found::CutOff),
+            (r#"{"a":1.5e+"#, Found::CutOff),
+            (r#"{"a":tru"#, Found::CutOff),
+            (r#"{"a":"\"#, Found::CutOff),
+            // More than all of it.
+            ("{\"a\":1}\u{0}", Found::Good),
+            ("{\"a\":1}\n[1]", Found::Good),
+            (r#"{"a":1}1"#, Found::Good),
+            ("{{a}} is no JSON", Found::Good),
             // Lines of JSON.
             ("{\"error\":{\"message\":\"m\"}}\n{\"b\":1}", Found::Good),
         ] {
@@ -358,6 +384,10 @@ mod tests {
             (choice(r#"{"content":null,"audio":{"id":"a"}}"#, stop), false),
             (r#"{"choices":[{"text":""}]}"#.to_owned(), true),
             (r#"{"choices":[{"text":"a"}]}"#.to_owned(), false),
+            // No model's.
+            (r#"{"choices":[{"id":1,"label":"red"}]}"#.to_owned(), false),
+            (r#"{"choices":["red"]}"#.to_owned(), false),
+            (r#"{"choices":[{"finish_reason":"stop"}]}"#.to_owned(), true),
             // One of several is enough.
             (r#"{"choices":[{"message":{"content":""}},{"message":{"content":"a"}}]}"#.to_owned(), false),
             (r#"{"choices":[{"message":{"content":""}},{"message":{"content":""}}]}"#.to_owned(), true),

@@ -66,7 +66,7 @@
 //! |---|---|
 //! | with an `error` at its top (a gateway's `{"error":{"code":502,…}}`), or an error event | what its `code` would be as a status, else what its `type` says, else [`Overloaded`](crate::outcome::Class::Overloaded) |
 //! | with `choices` null or empty, with no text and no tool call in any choice or in `content`, of embeddings without one, without an event | [`Empty`](crate::outcome::Class::Empty), unless [`EmptyPolicy::Accept`] says otherwise, or it says itself why: `max_tokens`, `refusal` |
-//! | JSON that begins and does not end; a stream of Anthropic's or OpenAI's without its last event | [`Transport`](crate::outcome::Class::Transport) |
+//! | JSON that begins and does not end; a stream of Anthropic's or OpenAI's without its last event (or, in a chat, a `finish_reason`) | [`Transport`](crate::outcome::Class::Transport) |
 //! | refused by [`JudgeLayer::validate`] | [`Rejected`](crate::outcome::Class::Rejected) |
 //!
 //! Nothing that a model writes can be taken for any of it: within JSON its quotes are escaped. OpenAI's Responses API is looked at for

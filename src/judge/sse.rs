@@ -3,7 +3,7 @@
 use memchr::memmem::Finder;
 
 use super::{
-    inband::{Found, error_of_event, names_error, says_something},
+    inband::{Found, error_of_event, names_error, names_finish, says_something},
     layer::EmptyPolicy,
     read::{Said, said_by_event},
     refusal::Words,
@@ -45,6 +45,8 @@ pub(super) struct Events {
     known: bool,
     /// Something has come that is an answer, or the reason for which there is none.
     answered: bool,
+    /// It has said why it ends. Not every provider that speaks OpenAI's dialect sends the last event after that.
+    finished: bool,
     /// The first error in it.
     failed: Option<Box<Words>>,
 }
@@ -64,6 +66,7 @@ impl Events {
             began: false,
             known: false,
             answered: false,
+            finished: false,
             failed: None,
         }
     }
@@ -122,7 +125,7 @@ impl Events {
         match &self.failed {
             Some(words) => Found::Failed(words.clone()),
             None if !self.began && empty == EmptyPolicy::Transient => Found::Empty,
-            None if self.known && !self.terminal => Found::CutOff,
+            None if self.known && !self.terminal && !self.finished => Found::CutOff,
             None if self.known && !self.answered && empty == EmptyPolicy::Transient => Found::Empty,
             None => Found::Good,
         }
@@ -171,6 +174,8 @@ impl Events {
     }
 
     fn read(&mut self, event: &[u8]) {
+        // A stream may begin with a byte order mark.
+        let event = if self.began { event } else { event.strip_prefix(b"\xef\xbb\xbf").unwrap_or(event) };
         let mut data: Option<&[u8]> = None;
         let mut name: &[u8] = b"";
         let mut joined = vec![];
@@ -204,6 +209,7 @@ impl Events {
         if !self.answered {
             self.answered = says_something(name, data);
         }
+        self.finished |= self.known && !self.finished && names_finish(data);
         if self.failed.is_none() && (ERRORS.contains(&name) || names_error(data)) {
             self.failed = error_of_event(name, data).map(Box::new);
         }
@@ -278,6 +284,10 @@ mod tests {
             (before(OPENAI, "data: [DONE]") + chunk, Found::CutOff),
             (chunk.to_owned(), Found::CutOff),
             (chunk.to_owned() + "data: [DONE]\n\n", Found::Good),
+            // It has said why it ends.
+            (chunk.replace("}}]", "},\"finish_reason\":null}]"), Found::CutOff),
+            (chunk.replace("}}]", "},\"finish_reason\": \"stop\"}]"), Found::Good),
+            (chunk.replace("\"x\"", "\"\\\"finish_reason\\\":\\\"stop\\\"\""), Found::CutOff),
             (before(RESPONSES, "event: response.completed"), Found::CutOff),
             // Of none.
             ("data: hello\n\n".to_owned(), Found::Good),
@@ -292,6 +302,8 @@ mod tests {
             ("data: {\"delta\":{\"text\":\"\\\"chat.completion.chunk\\\"\"}}\n\n".to_owned(), Found::Good),
             ("data: {\"delta\":{\"error\":{\"message\":\"m\"}}}\n\n".to_owned(), Found::Good),
             ("data: {\"choices\":[{\"finish_reason\":\"error\"}]}\n\n".to_owned(), Found::Good),
+            ("\u{feff}data: hello\n\n".to_owned(), Found::Good),
+            ("\u{feff}".to_owned() + error, overloaded()),
             // Nothing.
             (String::new(), Found::Empty),
             ("\n\n: keep-alive\n\n".to_owned(), Found::Empty),

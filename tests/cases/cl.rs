@@ -112,16 +112,16 @@ async fn b31_a_date_of_return_is_read_by_the_answers_own_clock() {
             Class::OutOfQuota,
             Some(60 * SECOND),
         ),
-        // Now, or past: no date. Far off: a year.
+        // Now, or past: late, and not lost. Far off: a year.
         (
             eve(anthropic(400, "invalid_request_error", &format!("{limits} 2026-10-31 at 00:00 UTC."))),
             Class::OutOfQuota,
-            None,
+            Some(Duration::ZERO),
         ),
         (
             eve(anthropic(400, "invalid_request_error", &format!("{limits} 2026-10-30 at 00:00 UTC."))),
             Class::OutOfQuota,
-            None,
+            Some(Duration::ZERO),
         ),
         (
             eve(anthropic(400, "invalid_request_error", &format!("{limits} 2027-10-31 at 00:00 UTC."))),
