@@ -13,6 +13,7 @@ use tower_quota::{
     drive::Drive,
     org::{Credential, Dialect, Family, Org, Orgs},
     outcome::{BoxError, Class, Stamp},
+    retry::RateLimitRetryLayer,
     stack::Stack,
 };
 
@@ -112,6 +113,9 @@ where
     let stack = Stack::new(task.pool(base_url)?);
     let timeout = task.timeout_s.map(Duration::try_from_secs_f64).transpose()?;
     let stack = timeout.into_iter().fold(stack, Stack::timeout);
+    let retry =
+        task.attempts.map(|attempts| RateLimitRetryLayer::builder().max_attempts(attempts).build()).transpose()?;
+    let stack = retry.into_iter().fold(stack, Stack::retry);
     let bound = task.bound(&stack);
     drive(stack.build(client)?, task, bound).await
 }

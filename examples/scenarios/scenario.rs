@@ -36,6 +36,8 @@ pub(crate) struct Scenario {
     pub(crate) cap: Option<usize>,
     /// How long one attempt may take. What the last one waits for in vain is not held against the ratio.
     pub(crate) timeout_s: Option<f64>,
+    /// Attempts that may end in an error, instead of the default.
+    pub(crate) attempts: Option<u32>,
     /// Answers as streams.
     #[serde(default)]
     pub(crate) stream: bool,
@@ -163,6 +165,7 @@ impl Variant<'_> {
             max_tokens: self.max_tokens,
             prompt_tokens: self.scenario.prompt_tokens,
             timeout_s: self.scenario.timeout_s,
+            attempts: self.scenario.attempts,
             stream: self.scenario.stream,
             cap: self.scenario.cap,
             offered: self.scenario.offered,
@@ -182,6 +185,7 @@ pub(crate) struct Task {
     pub(crate) max_tokens: u64,
     pub(crate) prompt_tokens: Option<[u64; 2]>,
     pub(crate) timeout_s: Option<f64>,
+    pub(crate) attempts: Option<u32>,
     pub(crate) stream: bool,
     pub(crate) cap: Option<usize>,
     pub(crate) offered: Option<usize>,
