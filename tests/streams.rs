@@ -34,8 +34,10 @@ use support::{
 const EVENTS: &str = "text/event-stream";
 const JSON: &str = "application/json";
 
-const START: &str =
-    "event: message_start\ndata: {\"message\":{\"usage\":{\"input_tokens\":25,\"output_tokens\":1}}}\n\n";
+const START: &str = concat!(
+    "event: message_start\ndata: {\"message\":{\"usage\":{\"input_tokens\":25,\"output_tokens\":1}}}\n\n",
+    "event: content_block_delta\ndata: {\"delta\":{\"type\":\"text_delta\",\"text\":\"a\"}}\n\n",
+);
 const DELTA: &str = "event: message_delta\ndata: {\"usage\":{\"output_tokens\":15}}\n\n";
 const STOP: &str = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
 
@@ -347,7 +349,8 @@ async fn a_stream_means_what_is_in_it_and_how_it_ends() {
         (JSON, &[r#"{"id":"x","#, r#""content":[{"type":"text","text":"a"}]}"#], [ok, None, transport]),
         (JSON, &[r#"{"error":{"#, r#""code":502}}"#], [overloaded, None, transport]),
         (JSON, &[r#"{"choices":"#, r"[]}"], [Some(Class::Empty), None, transport]),
-        // Nothing at all.
+        // Nothing at all, and all of it but an answer.
+        (EVENTS, &[&START[..START.find("event: content").unwrap()], STOP], [Some(Class::Empty); 3]),
         (EVENTS, &[": hello\n\n"], [Some(Class::Empty), None, transport]),
     ] {
         assert_eq!(meanings(kind, parts).await, expected, "{parts:?}");

@@ -3,7 +3,8 @@
 //! Most answers are good, and long. So a look at a few bytes comes first, for what proves one good; only where that finds
 //! nothing is the answer taken apart. A model's own text cannot be mistaken for structure: in JSON its quotes are escaped.
 
-use std::{fmt, sync::LazyLock};
+use std::fmt;
+use std::sync::LazyLock; // a search is made once: a constant that takes a while
 
 use memchr::memmem::Finder;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
