@@ -82,8 +82,8 @@ async fn a_probe_is_out_until_its_stream_has_ended() {
         end(&tails, Some(Class::Transport));
         tokio::time::advance(Duration::from_secs(1)).await;
         call(&service).await;
-        let mut next = tower_test::mock::Spawn::new(service.clone());
-        assert_pending!(next.poll_ready());
+        let (mut waits, mut next) = (service.clone(), task::spawn(()));
+        assert_pending!(next.enter(|cx, _| waits.poll_ready(cx)));
         assert_eq!(org.circuit(), Circuit::HalfOpen, "{ends:?}: the head is there");
         assert!(!next.is_woken());
         end(&tails, ends);
