@@ -4,7 +4,7 @@ use std::{convert::Infallible, sync::Mutex, time::Duration};
 
 use http::{Request, Response};
 use tokio_test::{assert_pending, assert_ready, task};
-use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneService};
 
 use super::*;
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     outcome::{Class, Ended, Outcome, Stamp, Tail},
 };
 
-type Client = BoxCloneSyncService<Request<()>, Response<()>, Infallible>;
+type Client = BoxCloneService<Request<()>, Response<()>, Infallible>;
 
 /// Answers with the head of a stream each time, and hands out its end.
 fn streams(layer: &OrgHealthLayer) -> (OrgHealth<Client>, std::sync::Arc<Mutex<Vec<Tail>>>) {
