@@ -1,4 +1,5 @@
-//! The quota law against what it must show: the scenarios `examples/scenarios/quota-*.toml` in virtual time, with their bars.
+//! The quota law, and a run amid faults, against what they must show: the scenarios `examples/scenarios/quota-*.toml` and
+//! `faults*.toml` in virtual time, with their bars.
 //!
 //! The figures are printed: `cargo test --test quotas -- --nocapture`.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
@@ -150,10 +151,12 @@ fn every_bar_can_be_missed() {
         live = 1
         memory = 1.1
         rate = 0.8
+        wire = 1.1
+        refused_keys = 1
     "#;
     let scenario = Scenario { bars: toml::from_str(bars).unwrap(), ..file("quota-requests") };
     assert_eq!(missed(&scenario, &[fine()]), Vec::<String>::new());
-    let worse: [fn(&mut Measured); 13] = [
+    let worse: [fn(&mut Measured); 15] = [
         |run| run.ratio = Some(1.011),
         |run| run.ratio = None,
         |run| run.refused = 0.011,
@@ -167,6 +170,8 @@ fn every_bar_can_be_missed() {
         |run| run.colleague.as_mut().unwrap().refused = 11,
         |run| run.shared.as_mut().unwrap().0 = 0.969,
         |run| run.shared.as_mut().unwrap().1 = vec![0.44, 0.56],
+        |run| run.calls = 111,
+        |run| run.refused_keys = 2,
     ];
     for (nth, worse) in worse.iter().enumerate() {
         let mut run = fine();
@@ -200,4 +205,7 @@ scenarios! {
     two_copies: "quota-two-copies";
     two_copies_on_buckets_of_ten: "quota-two-copies-of-ten";
     embeddings: "quota-embeddings";
+    faults_of_every_kind: "faults";
+    the_same_in_streams: "faults-streams";
+    an_org_that_dies_on_the_way: "faults-dies";
 }

@@ -844,7 +844,7 @@ macro_rules! twins {
         fn every_scenario_has_its_twin_here() {
             let here = BTreeSet::from([$($file.to_owned()),*]);
             let names = std::fs::read_dir(folder()).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
-            // Those of the quota's law have theirs in `tests/quotas.rs`, those with faults in `tests/faults.rs`.
+            // Those of the quota's law, and those with faults, have theirs in `tests/quotas.rs`.
             let elsewhere = |name: &str| name.starts_with("quota-") && name != "quota-loss.toml" || name.starts_with("faults");
             let names = names.filter(|name| name.ends_with(".toml") && !elsewhere(name));
             assert_eq!(here, names.collect());

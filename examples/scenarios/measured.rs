@@ -148,7 +148,7 @@ impl Measured {
             let shares: Vec<_> = shares.iter().map(|share| format!("{:.1}", share * 100.0)).collect();
             notes.push(format!("together {:.2} % of the quota, shares {}", together * 100.0, shares.join(" : ")));
         }
-        if self.faults > 0 && self.wasted > 0 {
+        if self.wasted + self.refused_keys > 0 {
             notes.push(format!(
                 "{} faults, {} of them wasted quota, {} left open whether there was an answer; {} keys refused; {:.3} calls for each of an item or a fault",
                 self.faults, self.wasted, self.ambiguous, self.refused_keys, self.wire()

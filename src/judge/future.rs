@@ -22,7 +22,7 @@ use super::{
     layer::Rules,
     read,
     refusal::{self, Words},
-    said,
+    said, scrub,
     watch::Watch,
 };
 use crate::{
@@ -235,7 +235,7 @@ where
             is_refusal = found_out(&mut stamp, found, &head, &body, sent, rules);
         }
         if is_refusal {
-            if let Some(clean) = rules.scrub.as_ref().and_then(|key| read::scrub(&body, key.reveal())) {
+            if let Some(clean) = rules.scrub.as_ref().and_then(|key| scrub::scrub(&body, key.reveal())) {
                 set_content_length(&mut head.headers, clean.len());
                 body = clean;
             }

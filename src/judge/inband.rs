@@ -3,11 +3,10 @@
 //! Most answers are good, and long. So a look at a few bytes comes first, for what proves one good; only where that finds
 //! nothing is the answer taken apart. A model's own text cannot be mistaken for structure: in JSON its quotes are escaped.
 
-use std::fmt;
 use std::sync::LazyLock; // a search is made once: a constant that takes a while
 
 use memchr::memmem::Finder;
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::{layer::EmptyPolicy, refusal::Words};
@@ -49,8 +48,8 @@ pub(super) fn json(body: &[u8], empty: EmptyPolicy) -> Found {
     if !names_error(body) && (empty == EmptyPolicy::Accept || has_content(body)) {
         return Found::Good;
     }
-    match serde_json::from_slice::<Top>(body) {
-        Ok(answer) => answer.found(empty),
+    match serde_json::from_slice::<Value>(body) {
+        Ok(answer) => found_in(&answer, empty),
         Err(error) if error.is_eof() => Found::CutOff,
         // Not JSON, or more than one.
         Err(_) => Found::Good,
@@ -84,31 +83,25 @@ pub(super) fn error_of_event(name: &[u8], data: &[u8]) -> Option<Words> {
 
 /// Whether an event, or an answer, may have an error in it. OpenAI has a null in those that have none.
 pub(super) fn names_error(data: &[u8]) -> bool {
-    ERROR.find_iter(data).any(|at| value_of(data, at + ERROR.needle().len()) != Some(b'n'))
+    keyed(&ERROR, data, |end| value_of(data, end) != Some(b'n'))
 }
 
 /// Whether an event of a stream brings something of an answer, or the reason for which there is none; of a kind that is not known,
 /// it does.
 pub(super) fn says_something(name: &[u8], data: &[u8]) -> bool {
-    let text =
-        |data: &[u8], key: &Finder<'static>| key.find_iter(data).any(|at| text_of(data, at + key.needle().len()));
-    let item = |key: &Finder<'static>| key.find_iter(data).any(|at| item_of(data, at + key.needle().len()));
-    let reason = |key: &Finder<'static>| {
-        key.find_iter(data).any(|at| REASONS.iter().any(|reason| is_text(data, at + key.needle().len(), reason)))
-    };
+    let text = |key| keyed(key, data, |end| text_of(data, end));
+    let reason = |key| keyed(key, data, |end| REASONS.iter().any(|reason| is_text(data, end, reason)));
     match name {
         // A block of text begins empty, and any other is something.
         b"content_block_start" => TEXT.find(data).is_none(),
-        b"content_block_delta" => TEXT.find(data).is_none() || text(data, &TEXT),
+        b"content_block_delta" => TEXT.find(data).is_none() || text(&TEXT),
         b"message_delta" => reason(&STOP_REASON),
         b"message_start" | b"content_block_stop" | b"message_stop" | b"ping" | b"error" => false,
         b"" if data.is_empty() || data == b"[DONE]" => false,
         b"" if CHOICES.find(data).is_some() => {
-            [&CONTENT, &TEXT, &REFUSAL].into_iter().any(|key| text(data, key))
-                || item(&TOOL_CALLS)
-                || FUNCTION_CALL
-                    .find_iter(data)
-                    .any(|at| value_of(data, at + FUNCTION_CALL.needle().len()) == Some(b'{'))
+            [&CONTENT, &TEXT, &REFUSAL].into_iter().any(|key| text(key))
+                || keyed(&TOOL_CALLS, data, |end| item_of(data, end))
+                || keyed(&FUNCTION_CALL, data, |end| value_of(data, end) == Some(b'{'))
                 || reason(&FINISH_REASON)
         }
         _ => true,
@@ -117,7 +110,7 @@ pub(super) fn says_something(name: &[u8], data: &[u8]) -> bool {
 
 /// Whether a chunk of OpenAI's says why its choice ends. All but the last have a null.
 pub(super) fn names_finish(data: &[u8]) -> bool {
-    FINISH_REASON.find_iter(data).any(|at| value_of(data, at + FINISH_REASON.needle().len()) == Some(b'"'))
+    keyed(&FINISH_REASON, data, |end| value_of(data, end) == Some(b'"'))
 }
 
 /// A word in quotes as it stands in a body. Built once: building one takes as long as a search.
@@ -131,6 +124,11 @@ finders! {
     ERROR: "\"error\"", CONTENT: "\"content\"", TEXT: "\"text\"", CHOICES: "\"choices\"", DATA: "\"data\"",
     TOOL_USE: "\"tool_use\"", TOOL_CALLS: "\"tool_calls\"", REFUSAL: "\"refusal\"", FUNCTION_CALL: "\"function_call\"",
     STOP_REASON: "\"stop_reason\"", FINISH_REASON: "\"finish_reason\""
+}
+
+/// Whether this word is there and it is so of where it ends.
+fn keyed(word: &Finder<'_>, data: &[u8], is: impl Fn(usize) -> bool) -> bool {
+    word.find_iter(data).any(|at| is(at + word.needle().len()))
 }
 
 /// Whether there is something in it, or nothing that would have to be there: as far as a look can tell.
@@ -152,9 +150,7 @@ fn has_content(body: &[u8]) -> bool {
     }
     // Anthropic's blocks.
     let blocks = &body[content..];
-    item_of(body, content)
-        && (TEXT.find_iter(blocks).any(|at| text_of(blocks, at + TEXT.needle().len()))
-            || TOOL_USE.find(blocks).is_some())
+    item_of(body, content) && (keyed(&TEXT, blocks, |end| text_of(blocks, end)) || TOOL_USE.find(blocks).is_some())
 }
 
 /// The first byte of the value of the key that ends at `end`; `None` if that is no key.
@@ -193,44 +189,31 @@ fn error(error: &Value, is_anthropic: bool) -> Option<Words> {
     (words != Words::default()).then_some(Words { is_anthropic, ..words })
 }
 
-/// What is looked at of an answer, all of it at the top.
-#[derive(Default)]
-struct Top {
-    error: Value,
-    choices: Option<Value>,
-    content: Value,
-    data: Value,
-    kind: Value,
-    object: Value,
-    stop_reason: Value,
-    names_model: bool,
+/// What an answer proves to be that has been taken apart.
+fn found_in(answer: &Value, empty: EmptyPolicy) -> Found {
+    match error(&answer["error"], answer["type"] == "error") {
+        Some(words) => Found::Failed(Box::new(words)),
+        None if empty == EmptyPolicy::Transient && is_empty(answer) => Found::Empty,
+        None => Found::Good,
+    }
 }
 
-impl Top {
-    fn found(&self, empty: EmptyPolicy) -> Found {
-        match error(&self.error, self.kind == "error") {
-            Some(words) => Found::Failed(Box::new(words)),
-            None if empty == EmptyPolicy::Transient && self.is_empty() => Found::Empty,
-            None => Found::Good,
-        }
+fn is_empty(answer: &Value) -> bool {
+    if let Some(choices) = answer.get("choices") {
+        return match choices {
+            Value::Null => true,
+            Value::Array(choices) => choices.iter().all(is_empty_choice),
+            _ => false,
+        };
     }
-
-    fn is_empty(&self) -> bool {
-        if let Some(choices) = &self.choices {
-            return match choices {
-                Value::Null => true,
-                Value::Array(choices) => choices.iter().all(is_empty_choice),
-                _ => false,
-            };
-        }
-        if self.kind == "message" {
-            let blank = |block: &Value| block["type"] == "text" && block["text"] == "";
-            let is_blank = self.content.as_array().is_some_and(|blocks| blocks.iter().all(blank));
-            return is_blank && !explains(&self.stop_reason);
-        }
-        // A list of files may be empty; one that a model has made may not.
-        self.object == "list" && self.names_model && self.data.as_array().is_some_and(Vec::is_empty)
+    if answer["type"] == "message" {
+        let blank = |block: &Value| block["type"] == "text" && block["text"] == "";
+        let is_blank = answer["content"].as_array().is_some_and(|blocks| blocks.iter().all(blank));
+        return is_blank && !explains(&answer["stop_reason"]);
     }
+    // A list of files may be empty; one that a model has made may not.
+    let made = answer["object"] == "list" && answer.get("model").is_some();
+    made && answer["data"].as_array().is_some_and(Vec::is_empty)
 }
 
 fn is_empty_choice(choice: &Value) -> bool {
@@ -252,42 +235,6 @@ fn is_empty_choice(choice: &Value) -> bool {
 
 fn explains(reason: &Value) -> bool {
     reason.as_str().is_some_and(|reason| REASONS.contains(&reason))
-}
-
-impl<'de> Deserialize<'de> for Top {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields;
-
-        impl<'de> Visitor<'de> for Fields {
-            type Value = Top;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an answer")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Top, A::Error> {
-                let mut answer = Top::default();
-                while let Some(name) = fields.next_key::<std::borrow::Cow<'de, str>>()? {
-                    match &*name {
-                        "error" => answer.error = fields.next_value()?,
-                        "choices" => answer.choices = Some(fields.next_value()?),
-                        "content" => answer.content = fields.next_value()?,
-                        "data" => answer.data = fields.next_value()?,
-                        "type" => answer.kind = fields.next_value()?,
-                        "object" => answer.object = fields.next_value()?,
-                        "stop_reason" => answer.stop_reason = fields.next_value()?,
-                        name => {
-                            answer.names_model |= name == "model";
-                            let _: IgnoredAny = fields.next_value()?;
-                        }
-                    }
-                }
-                Ok(answer)
-            }
-        }
-
-        deserializer.deserialize_map(Fields)
-    }
 }
 
 #[cfg(test)]
@@ -526,8 +473,8 @@ mod tests {
                 json!({"choices": [{"message": {"tool_calls": tools}}], "z": other}),
                 json!({"object": "list", "data": tools, "model": other}),
             ] {
-                let whole: Top = serde_json::from_value(answer.clone()).unwrap();
-                prop_assert_eq!(found(&written(&answer, pretty)), whole.found(EmptyPolicy::Transient), "{}", answer);
+                let whole = found_in(&answer, EmptyPolicy::Transient);
+                prop_assert_eq!(found(&written(&answer, pretty)), whole, "{}", answer);
             }
         }
     }

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http::{StatusCode, response::Parts};
 use tower_layer::Layer;
 
-use super::{JudgeService, read};
+use super::{JudgeService, fault, scrub};
 use crate::{
     org::{Credential, Org},
     outcome::{self, BoxError, Error},
@@ -127,7 +127,7 @@ impl Rules {
 
     /// What it means that no answer came. What is wrong with the set-up is said at once, by the first call that finds it.
     pub(super) fn fault(&self, error: BoxError) -> Error {
-        let error = read::fault(error);
+        let error = fault::fault(error);
         if let Some(said) = &error.stamp().said {
             if !self.told.swap(true, Relaxed) {
                 tracing::error!("{said}");
@@ -147,12 +147,12 @@ impl Rules {
             texts.extend([cause.to_string(), format!("{cause:?}")]);
             next = cause.source();
         }
-        let spellings = read::spellings(key);
+        let spellings = scrub::spellings(key);
         if !texts.iter().any(|text| spellings.iter().any(|key| text.contains(key.as_str()))) {
             return error;
         }
         let told = texts.swap_remove(0);
-        error.caused_by(spellings.iter().fold(told, |told, key| told.replace(key.as_str(), read::SCRUBBED)))
+        error.caused_by(spellings.iter().fold(told, |told, key| told.replace(key.as_str(), scrub::SCRUBBED)))
     }
 
     /// What the caller's own check has against an answer.

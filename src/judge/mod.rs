@@ -156,14 +156,17 @@
 //! or the answer at any point drops the inner future or body and leaves nothing behind.
 
 mod body;
+mod fault;
 mod future;
 mod inband;
 mod layer;
 mod read;
 mod refusal;
 mod said;
+mod scrub;
 mod service;
 mod sse;
+mod usage;
 mod watch;
 
 pub use body::Answer;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{read::SCRUBBED, refusal::Words};
+use super::{refusal::Words, scrub::SCRUBBED};
 use crate::org::Credential;
 
 /// The longest that is kept, in characters.

@@ -5,8 +5,8 @@ use memchr::memmem::Finder;
 use super::{
     inband::{Found, error_of_event, names_error, names_finish, says_something},
     layer::EmptyPolicy,
-    read::{Said, said_by_event},
     refusal::Words,
+    usage::{Said, said_by_event},
 };
 use crate::outcome::Usage;
 

@@ -15,6 +15,7 @@ use super::{
     read,
     refusal::{self, Words},
     sse::Events,
+    usage,
 };
 use crate::{
     hint,
@@ -118,8 +119,8 @@ impl Watching {
             }
             // Cut off, it may end with what looks like its end.
             Reader::Json(last, seen) if by_itself => {
-                let found = if *seen <= read::NEAR { inband::json(last, self.empty) } else { Found::Good };
-                (Ended::new(read::usage_near_the_end(last), true), Some(found))
+                let found = if *seen <= usage::NEAR { inband::json(last, self.empty) } else { Found::Good };
+                (Ended::new(usage::usage_near_the_end(last), true), Some(found))
             }
             Reader::Json(..) | Reader::Nothing => (Ended::new(None, by_itself), by_itself.then_some(Found::Good)),
         };
@@ -173,8 +174,8 @@ pub(super) fn is_events(headers: &HeaderMap) -> bool {
 
 /// Keeps as much of the end as is read there.
 fn keep_last(last: &mut Vec<u8>, part: &[u8]) {
-    let part = &part[part.len().saturating_sub(read::NEAR)..];
-    let surplus = (last.len() + part.len()).saturating_sub(read::NEAR);
+    let part = &part[part.len().saturating_sub(usage::NEAR)..];
+    let surplus = (last.len() + part.len()).saturating_sub(usage::NEAR);
     // In place: the end of what there is goes to the front.
     last.copy_within(surplus.., 0);
     last.truncate(last.len() - surplus);
@@ -188,11 +189,11 @@ mod tests {
     #[test]
     fn the_end_that_is_kept_is_that_of_all_parts() {
         let all: Vec<u8> = (0..5_000_u32).map(|i| i as u8).collect();
-        for length in [0, 1, read::NEAR - 1, read::NEAR, read::NEAR + 1, 5_000] {
-            for size in [1, 7, 1_000, read::NEAR, read::NEAR + 1, 5_000] {
+        for length in [0, 1, usage::NEAR - 1, usage::NEAR, usage::NEAR + 1, 5_000] {
+            for size in [1, 7, 1_000, usage::NEAR, usage::NEAR + 1, 5_000] {
                 let mut last = vec![];
                 all[..length].chunks(size).for_each(|part| keep_last(&mut last, part));
-                assert_eq!(last, all[length.saturating_sub(read::NEAR)..length], "{length} in parts of {size}");
+                assert_eq!(last, all[length.saturating_sub(usage::NEAR)..length], "{length} in parts of {size}");
             }
         }
     }
