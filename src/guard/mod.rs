@@ -7,6 +7,8 @@
 //! **Where it stands:** above the balancer, so that a refused request asks for no org; below the retry, whose purse for such an error
 //! is closed. In the ready-made stack it is there for orgs that speak Anthropic's API, with [`SystemRole`].
 //!
+//! **Cancel safety:** the future is the inner service's own, or a refusal that holds nothing.
+//!
 //! **Readiness** is the inner service's own. Refusing a request uses up no readiness, so it is there for the next one.
 //!
 //! ```

@@ -60,7 +60,9 @@
 //!
 //! # Successes that are none
 //!
-//! The response stays as it is; its [`Stamp`](crate::outcome::Stamp) has another class, so it is retried, and what it used counts.
+//! The response stays as it is; its [`Stamp`](crate::outcome::Stamp) has another class, so it is retried, and what it used counts. One
+//! of a final class (a 400 within a 200) comes to the caller with the status that it has: whoever goes by the status alone takes it for
+//! an answer, so look at the stamp.
 //!
 //! | a 2xx, gathered | is |
 //! |---|---|

@@ -301,9 +301,9 @@ async fn b77_an_org_that_fails_is_left_alone_and_comes_back_within_five_seconds(
         let bar = if bound < 20 { 33 } else { 50 };
         assert!(bad * bar < all, "{row}: {bad} of {all} while it fails");
         assert!(bad >= 1, "{row}: it was tried");
-        let back = calls(Some("bad"), until, until + 5.1);
+        let back = calls(Some("bad"), until, until + 5.0);
         assert!(back >= 2, "{row}: asked {back} times within five seconds of its recovery");
-        let (bad, all) = (calls(Some("bad"), until + 5.1, end), calls(None, until + 5.1, end));
+        let (bad, all) = (calls(Some("bad"), until + 5.0, end), calls(None, until + 5.0, end));
         assert!(bad * 6 > all, "{row}: {bad} of {all} once it has recovered");
     }
 }
