@@ -18,7 +18,7 @@ use tokio::{
 use tower_quota::sim::{Config, Dialect, Latency, OrgConfig, Server, Sim};
 
 /// The input's reader by itself, since a program's parts cannot be reached from outside.
-#[path = "../examples/dispatch/input.rs"]
+#[path = "../examples/dispatch/input/mod.rs"]
 #[allow(dead_code)]
 mod input;
 
@@ -844,7 +844,7 @@ async fn the_demonstration_answers_everything_near_the_fluid_limit() {
 }
 
 mod reader {
-    use super::input::{BadInput, Items, survey};
+    use super::input::{BadInput, Items, survey::survey};
     use proptest::prelude::*;
     use std::io::{Cursor, Write};
     use tower_quota::org::{Dialect, Family};

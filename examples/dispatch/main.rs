@@ -37,7 +37,10 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     args::{Args, is_standard},
-    input::{BadInput, Item, Items, Survey},
+    input::{
+        BadInput, Item, Items,
+        survey::{Survey, survey},
+    },
     output::{Output, write_atomically},
     panel::{Stderr, say},
     report::Report,
@@ -177,7 +180,7 @@ impl Source {
     fn open(input: &Path, form: Option<Dialect>) -> Result<Self, Failure> {
         // Only a file can be read twice: a pipe may have a name too.
         if !is_standard(input) && std::fs::metadata(input).is_ok_and(|metadata| metadata.is_file()) {
-            let Survey { items: total, bytes, form, families } = input::survey(input, form)?;
+            let Survey { items: total, bytes, form, families } = survey(input, form)?;
             let (requests, size) = (words::count(total, "request"), words::size(bytes));
             let mut what = format!("{requests}, {size}, from {}", input.display());
             for (family, count) in families.iter().take(8) {
