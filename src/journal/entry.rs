@@ -9,7 +9,8 @@ use super::{Key, seal};
 const VERSION: u8 = 1;
 
 /// The headers that are kept. What tells of quotas, connections and cookies was of its time.
-const KEPT: [&str; 8] = [
+const KEPT: [&str; 9] = [
+    "content-encoding",
     "content-type",
     "request-id",
     "x-request-id",
@@ -110,7 +111,6 @@ mod tests {
             ("request-id", "req_1"),
             ("set-cookie", "a=b"),
             ("content-length", "2"),
-            ("content-encoding", "identity"),
             ("anthropic-ratelimit-requests-remaining", "3"),
             ("retry-after", "4"),
         ]);
