@@ -1,0 +1,269 @@
+//! A damaged file: what is whole in it goes into a fresh one.
+//!
+//! Not through its tables, which are what is damaged, but by reading it from end to end: an entry shows itself by its head, and proves
+//! itself by its checksum. Entries of a group that was never finished are whole answers too.
+
+use std::{
+    borrow::Cow,
+    fs::{self, File},
+    io::{self, Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+    sync::{PoisonError, RwLock},
+};
+
+use bytes::Bytes;
+use memchr::memmem;
+
+use super::tables::{Fault, Recent, Tables};
+use crate::journal::{Key, seal};
+
+/// What the file of the engine begins with.
+const ENGINE: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
+
+/// How much is read at once, and written at once.
+const STRETCH: usize = 4 << 20;
+
+/// What came of it.
+pub(super) struct Saved {
+    pub(super) tables: Tables,
+    pub(super) recent: Recent,
+    pub(super) entries: u64,
+    /// Where the damaged file is now.
+    pub(super) aside: PathBuf,
+}
+
+/// Whether a file that cannot be opened was one of ours: it begins as such a file does, by and large, or has an entry in it. Nobody else's
+/// file is touched.
+pub(super) fn is_ours(path: &Path) -> io::Result<bool> {
+    let mut begin = vec![];
+    File::open(path)?.take(ENGINE.len() as u64).read_to_end(&mut begin)?;
+    let alike = begin.iter().zip(ENGINE).filter(|(is, was)| **is == *was).count();
+    if alike * 3 >= begin.len() * 2 {
+        return Ok(true);
+    }
+    let mut found = false;
+    each_entry(path, |_, _| {
+        found = true;
+        false
+    })?;
+    Ok(found)
+}
+
+/// Saves what is whole in the file at `path` into a fresh one, which takes its place; the damaged one is set aside. All is saved before
+/// anything is moved: a kill in between loses nothing.
+pub(super) fn salvage(path: &Path, cache: usize, index_after: usize) -> Result<Saved, Fault> {
+    let fresh = beside(path, ".salvage");
+    // What an earlier attempt has left; unless that is still going on.
+    if let Err(Fault::InUse) = Tables::open(&fresh, cache) {
+        return Err(Fault::InUse);
+    }
+    remove(&fresh)?;
+    let saved = save(path, &fresh, cache, index_after);
+    if saved.is_err() {
+        remove(&fresh)?;
+    }
+    saved
+}
+
+fn save(path: &Path, fresh: &Path, cache: usize, index_after: usize) -> Result<Saved, Fault> {
+    let (mut tables, recent) = Tables::open(fresh, cache)?;
+    let recent = RwLock::new(recent);
+    let (mut entries, mut size, mut group, mut written) = (0, 0, vec![], Ok::<(), Fault>(()));
+    let mut write = |group: &mut Vec<(Key, Bytes)>| {
+        tables.write(group.iter().map(|(key, entry)| (key, &entry[..])), &recent, index_after)?.note(&recent);
+        group.clear();
+        Ok::<(), Fault>(())
+    };
+    each_entry(path, |key, entry| {
+        (entries, size) = (entries + 1, size + entry.len());
+        group.push((key, Bytes::copy_from_slice(entry)));
+        if size >= STRETCH {
+            size = 0;
+            written = write(&mut group);
+        }
+        written.is_ok()
+    })
+    .map_err(failed)?;
+    written?;
+    write(&mut group)?;
+    let aside = set_aside(path).map_err(failed)?;
+    fs::rename(fresh, path).map_err(failed)?;
+    synced_folder(path);
+    let recent = recent.into_inner().unwrap_or_else(PoisonError::into_inner);
+    Ok(Saved { tables, recent, entries, aside })
+}
+
+fn failed(error: io::Error) -> Fault {
+    Fault::Failed(redb::Error::Io(error))
+}
+
+fn remove(path: &Path) -> Result<(), Fault> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
+        _ => Ok(()),
+    }
+}
+
+/// The path with `ending` after its name.
+fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
+}
+
+/// Gives the file a second name that nothing else has, where the file system can do so; else it loses its own.
+fn set_aside(path: &Path) -> io::Result<PathBuf> {
+    for count in 1.. {
+        let aside = beside(path, &if count == 1 { ".damaged".to_owned() } else { format!(".damaged.{count}") });
+        if aside.try_exists()? {
+            continue;
+        }
+        match fs::hard_link(path, &aside) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+            Err(_) => fs::rename(path, &aside)?,
+            Ok(()) => {}
+        }
+        return Ok(aside);
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// A power cut leaves the new names too. Where a folder cannot be opened there is nothing to be done.
+fn synced_folder(path: &Path) {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let _ = File::open(folder).and_then(|folder| folder.sync_all());
+}
+
+/// Shows each whole entry of a file, as it is written, until one is answered with `false`.
+fn each_entry(path: &Path, mut show: impl FnMut(Key, &[u8]) -> bool) -> io::Result<()> {
+    let file = File::open(path)?;
+    let end = file.metadata()?.len();
+    // Entries do not lie in one another. Where they seem to, the file is yet not read more often than this.
+    let mut reader = Reader { file, end, allowance: end.saturating_mul(4) };
+    let magic = memmem::Finder::new(&seal::MAGIC);
+    let mut at = 0;
+    while at < end {
+        let stretch = reader.read(at, STRETCH)?;
+        if stretch.is_empty() {
+            break;
+        }
+        let mut done = 0;
+        while let Some(found) = stretch.get(done..).and_then(|rest| magic.find(rest)) {
+            let from = done + found;
+            done = from + 1;
+            if let Some((key, entry)) = reader.entry(at + from as u64, &stretch[from..])? {
+                if !show(key, &entry) {
+                    return Ok(());
+                }
+                done = from + entry.len();
+            }
+        }
+        // The end of this stretch may be the first bytes of an entry.
+        at += done.max(stretch.len().saturating_sub(seal::MAGIC.len() - 1)).max(1) as u64;
+    }
+    Ok(())
+}
+
+struct Reader {
+    file: File,
+    end: u64,
+    allowance: u64,
+}
+
+impl Reader {
+    /// So much from there on, or as much as there is.
+    fn read(&mut self, at: u64, length: usize) -> io::Result<Vec<u8>> {
+        let mut read = Vec::with_capacity(length.min(usize::try_from(self.end - at).unwrap_or(usize::MAX)));
+        self.file.seek(SeekFrom::Start(at))?;
+        (&mut self.file).take(length as u64).read_to_end(&mut read)?;
+        Ok(read)
+    }
+
+    /// The entry at `at`, where the file goes on with `rest`, if there is one. It is read by itself where it goes beyond that.
+    fn entry<'a>(&mut self, at: u64, rest: &'a [u8]) -> io::Result<Option<(Key, Cow<'a, [u8]>)>> {
+        let head = if rest.len() < seal::HEAD { self.read(at, seal::HEAD)? } else { vec![] };
+        let Some((key, length, _)) = seal::head(if head.is_empty() { rest } else { &head }) else { return Ok(None) };
+        let whole = seal::HEAD + length;
+        if let Some(entry) = rest.get(..whole) {
+            return Ok(seal::open(entry).map(|_| (key, entry.into())));
+        }
+        if self.end - at < whole as u64 || self.allowance < whole as u64 {
+            return Ok(None);
+        }
+        self.allowance -= whole as u64;
+        let entry = self.read(at, whole)?;
+        Ok(seal::open(&entry).is_some().then(|| (key, entry.into())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(number: u8) -> Key {
+        Key::from_bytes([number; 32])
+    }
+
+    fn found(bytes: &[u8]) -> Vec<(Key, Vec<u8>)> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), bytes).unwrap();
+        let mut found = vec![];
+        each_entry(file.path(), |key, entry| {
+            found.push((key, entry[seal::HEAD..].to_vec()));
+            true
+        })
+        .unwrap();
+        found
+    }
+
+    #[test]
+    fn whole_entries_are_found_wherever_they_lie_and_others_are_passed_over() {
+        let [small, large] = [vec![1; 600], vec![2; STRETCH + 5]];
+        let whole = seal::seal(&key(1), &small);
+        let huge = seal::seal(&key(2), &large);
+        let mut damaged = seal::seal(&key(3), &small).to_vec();
+        damaged[100] ^= 1;
+        let cut = &whole[..whole.len() - 1];
+        let noise = |length: usize| seal::MAGIC.repeat(length / 8 + 1)[..length].to_vec();
+        // On either side of where one stretch ends and the next begins.
+        for before in [
+            0,
+            3,
+            STRETCH - 700,
+            STRETCH - 661,
+            STRETCH - 660,
+            STRETCH - 659,
+            STRETCH - 59,
+            STRETCH - 7,
+            STRETCH - 1,
+            STRETCH,
+        ] {
+            let file =
+                [&vec![0; before][..], &whole, &damaged, &whole, cut, &whole, &huge, &noise(77), &whole, cut].concat();
+            let small = |n| (key(n), small.clone());
+            let expected = vec![small(1), small(1), small(1), (key(2), large.clone()), small(1)];
+            assert!(found(&file) == expected, "after {before} bytes");
+        }
+        assert_eq!(found(&[]), []);
+        assert_eq!(found(&seal::MAGIC), []);
+    }
+
+    #[test]
+    fn what_seems_to_hold_itself_over_and_over_is_not_read_for_ever() {
+        // Each says that it is as long as almost all that follows.
+        let one = [&seal::MAGIC[..], &(6 << 20_u32).to_le_bytes(), &[0; 48]].concat();
+        assert_eq!(found(&one.repeat((8 << 20) / one.len())), []);
+    }
+
+    #[test]
+    fn only_what_begins_as_the_engines_files_do_or_has_an_entry_is_ours() {
+        let ours = |bytes: &[u8]| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            fs::write(file.path(), bytes).unwrap();
+            is_ours(file.path()).unwrap()
+        };
+        assert!(ours(&ENGINE) && ours(&ENGINE[..4]) && ours(b"rebd\x1a\x0a\xa9\x0d\x0a\x00"));
+        assert!(ours(&[b"x".repeat(99), seal::seal(&key(1), b"{}").to_vec()].concat()));
+        assert!(!ours(b"{\"custom_id\":\"a\"}\n") && !ours(b"PNG") && !ours(&seal::MAGIC));
+    }
+}
