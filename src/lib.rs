@@ -102,6 +102,8 @@ pub mod guard;
 pub mod headroom;
 pub mod health;
 pub mod hint;
+#[cfg(feature = "journal")]
+pub mod journal;
 pub mod judge;
 mod line;
 pub mod observe;

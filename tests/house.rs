@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Each in a folder of its own.
-const LAYERS: [&str; 8] = ["aimd", "auth", "balance", "guard", "health", "judge", "quota", "retry"];
+const LAYERS: [&str; 9] = ["aimd", "auth", "balance", "guard", "health", "journal", "judge", "quota", "retry"];
 /// What layers stand on.
 const GROUND: [&str; 11] =
     ["call", "dialect", "frame", "gate", "hint", "line", "observe", "org", "outcome", "pool", "tail"];
