@@ -1,11 +1,18 @@
 //! What a request asks for, as one figure: two rows of one id belong together only if it is the same.
 
-use http::uri::PathAndQuery;
+use std::sync::LazyLock;
 
-/// Over the path and the body; the order of a body's members does not count, nor do blanks between them.
+use http::{Method, Request, uri::PathAndQuery};
+use tower_quota::journal::{Key, KeyHeaders};
+
+/// The first half of the journal's key of a request to this path with this body: the order of a body's members does not count, nor
+/// do blanks between them.
 pub(crate) fn fingerprint(path: &PathAndQuery, body: &[u8]) -> u128 {
-    use std::hash::{DefaultHasher, Hash, Hasher};
-    let mut hasher = DefaultHasher::new();
-    (path.as_str(), body).hash(&mut hasher);
-    u128::from(hasher.finish())
+    static HEADERS: LazyLock<KeyHeaders> = LazyLock::new(KeyHeaders::default);
+    let mut request = Request::new(());
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = path.clone().into();
+    let mut half = [0; 16];
+    half.copy_from_slice(&Key::of(&request, body, &HEADERS).as_bytes()[..16]);
+    u128::from_be_bytes(half)
 }

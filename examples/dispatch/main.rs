@@ -23,6 +23,7 @@ mod resume;
 mod run;
 mod status;
 mod tally;
+mod whole;
 mod wire;
 mod words;
 
@@ -43,12 +44,13 @@ use crate::{
     args::{Args, is_standard},
     claim::Claim,
     input::{BadInput, Item, Items},
-    output::{Output, write_whole},
+    output::Output,
     panel::{Stderr, say},
     report::Report,
     resume::{Resume, Wish},
     run::{Feed, Run},
     status::Neighbours,
+    whole::write_whole,
     wire::Wire,
 };
 
@@ -228,7 +230,7 @@ impl Source {
         };
         let resume = Resume::of_stream(earlier, &folder, wish)?;
         let mut items = Items::new(BufReader::with_capacity(1 << 16, source), &name, form);
-        let mut first = items.next_placed()?;
+        let first = items.next_placed()?;
         let families = first.iter().map(|(item, _)| item.family.clone()).collect();
         let form = first.as_ref().and_then(|_| items.form());
         let next = Box::new(resume.new_items(items, first));
@@ -302,7 +304,8 @@ impl Job {
         let neighbours = headroom_file.map(|path| Neighbours::new(&path, &orgs));
         let restored = resume.restored.clone();
         // What went into no file is in no file.
-        let again = claim.as_ref().filter(|_| args.input.is_some()).map(|_| resume::command::again(std::env::args_os()));
+        let again =
+            claim.as_ref().filter(|_| args.input.is_some()).map(|_| resume::command::again(std::env::args_os()));
         let output_name = output_name.display().to_string();
         let run = Run {
             feed,
@@ -333,8 +336,12 @@ impl Job {
 /// Whether what is to be written can be: that is better known before anything is sent. What is there stays as it is.
 fn writable(args: &Args, headroom_file: Option<&Path>) -> Result<(), Failure> {
     let (output, report) = (args.output.as_deref(), args.report.as_deref());
-    let files =
-        [("--output", output), ("--ordered", args.ordered.as_deref()), ("--report", report), ("--headroom-file", headroom_file)];
+    let files = [
+        ("--output", output),
+        ("--ordered", args.ordered.as_deref()),
+        ("--report", report),
+        ("--headroom-file", headroom_file),
+    ];
     for (name, path) in files {
         let Some(path) = path.filter(|path| !is_standard(path)) else { continue };
         let tried = match std::fs::metadata(path) {

@@ -6,8 +6,7 @@
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{self, BufWriter, Write},
-    path::Path,
+    io::{self, Write},
     sync::{Arc, Mutex, PoisonError},
     thread::JoinHandle,
 };
@@ -79,13 +78,7 @@ impl Scrubber {
 }
 
 /// The line of an id, with its line feed.
-pub(crate) fn line(
-    custom_id: &str,
-    fingerprint: u128,
-    verdict: &Verdict,
-    seen: &Seen,
-    scrubber: &Scrubber,
-) -> Line {
+pub(crate) fn line(custom_id: &str, fingerprint: u128, verdict: &Verdict, seen: &Seen, scrubber: &Scrubber) -> Line {
     let fields = Fields {
         custom_id,
         fingerprint: &format!("{fingerprint:032x}"),
@@ -199,23 +192,4 @@ fn write_all(
         chunk.clear();
     }
     Ok(())
-}
-
-/// Writes a file as a whole or not at all: under another name first, then renamed.
-pub(crate) fn write_whole(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let all = || {
-        let mut file = BufWriter::with_capacity(CHUNK, File::create(&name)?);
-        write(&mut file)?;
-        file.flush()?;
-        file.get_ref().sync_all()?;
-        std::fs::rename(&name, path)
-    };
-    let result = all();
-    if result.is_err() {
-        // What could not be written whole is of no use to anybody.
-        let _ = std::fs::remove_file(&name);
-    }
-    result
 }

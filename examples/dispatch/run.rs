@@ -20,9 +20,9 @@ use tower_quota::{
 };
 
 use crate::{
+    fingerprint::fingerprint,
     input::{BadInput, Item},
     output::{Line, Output, Scrubber, Verdict, line},
-    fingerprint::fingerprint,
     panel::{Panel, Standing, TICK, boards, say},
     report::{Counts, Facts, Report},
     resume::Restored,
@@ -144,7 +144,20 @@ impl Desk<'_> {
 
 /// Runs to the end.
 pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
-    let Run { feed, output, output_name, orgs, wire, deadline, grace, quiet, fluid_limit, mut neighbours, restored, again } = run;
+    let Run {
+        feed,
+        output,
+        output_name,
+        orgs,
+        wire,
+        deadline,
+        grace,
+        quiet,
+        fluid_limit,
+        mut neighbours,
+        restored,
+        again,
+    } = run;
     let Feed { mut items, total } = feed;
     let scrubber = Scrubber::new(orgs.iter().filter_map(|org| org.key()).map(|key| key.reveal()));
     let mut desk = Desk { counts: Counts::default(), scrubber: &scrubber };
@@ -287,7 +300,9 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
                 Some(again) => format!("; make room and go on: {again}"),
                 None => String::new(),
             };
-            say(&format!("error: {output_name} cannot be written: {error}. Nothing more is sent; {lines} of this run are in it{go_on}"));
+            say(&format!(
+                "error: {output_name} cannot be written: {error}. Nothing more is sent; {lines} of this run are in it{go_on}"
+            ));
         }
     }
     Ok(Report::new(&Facts {

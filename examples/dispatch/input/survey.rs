@@ -77,7 +77,11 @@ pub(crate) fn twice(path: &Path, form: Option<Dialect>, second: u64, first: u64)
             }
             number += 1;
         }
-        Ok(BadInput { file: path.display().to_string(), place: None, problem: "it has changed while it was read".into() })
+        Ok(BadInput {
+            file: path.display().to_string(),
+            place: None,
+            problem: "it has changed while it was read".into(),
+        })
     };
     find().unwrap_or_else(|bad| bad)
 }

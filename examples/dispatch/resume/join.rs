@@ -162,9 +162,6 @@ fn head(records: &mut Peekable<impl Iterator<Item = io::Result<Record>>>) -> io:
 }
 
 /// The next record, if it has this key.
-fn next_of(
-    records: &mut Peekable<impl Iterator<Item = io::Result<Record>>>,
-    key: u128,
-) -> io::Result<Option<Record>> {
+fn next_of(records: &mut Peekable<impl Iterator<Item = io::Result<Record>>>, key: u128) -> io::Result<Option<Record>> {
     records.next_if(|record| record.as_ref().map_or(true, |record| record.key == key)).transpose()
 }

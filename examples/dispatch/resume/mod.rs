@@ -176,9 +176,7 @@ impl Resume {
         let mut items = items.finish();
         let mut earlier = earlier.transpose()?;
         let joined = match &mut earlier {
-            Some(earlier) => items
-                .iter()
-                .and_then(|items| join(items, earlier.rows.iter()?, wish.retry_failed)),
+            Some(earlier) => items.iter().and_then(|items| join(items, earlier.rows.iter()?, wish.retry_failed)),
             None => items.iter().and_then(|items| join(items, std::iter::empty(), wish.retry_failed)),
         };
         let Joined { found, done, out, changed, twice: doubly } = joined.map_err(unsorted)?;
@@ -266,7 +264,10 @@ impl Resume {
         }];
         if let Some(first) = &self.changed {
             let requests = if changed == 1 { "request has" } else { "requests have" };
-            lines.push(format!("{} {requests} changed since, and are sent again: {first:?} is the first", thousands(changed)));
+            lines.push(format!(
+                "{} {requests} changed since, and are sent again: {first:?} is the first",
+                thousands(changed)
+            ));
         }
         if gone > 0 {
             lines.push(format!("{} that the input does not have: kept", count(gone, "id")));

@@ -1,7 +1,7 @@
 //! A copy of the output in the order of the input.
 
 use std::{
-    io::{self, BufReader, Read, Seek, SeekFrom, Write},
+    io::{self, BufReader, Read, Seek, SeekFrom},
     path::Path,
 };
 
@@ -13,7 +13,7 @@ use super::{
 use crate::{
     claim::{CHUNK, Claim},
     input::BadInput,
-    output::write_whole,
+    whole::write_whole,
 };
 
 /// Writes the rows of these ids, in the order of their items, to `path`; gives how many. `order` is sorted by id; the number is the

@@ -1,6 +1,9 @@
 //! The output of an earlier run, row by row. Only a line feed ends a row: whatever else stands within a string is part of it.
 
-use std::{borrow::Cow, io::BufRead};
+use std::{
+    borrow::Cow,
+    io::{BufRead, Read},
+};
 
 use serde::Deserialize;
 
@@ -73,7 +76,7 @@ impl<R: BufRead> Rows<R> {
         loop {
             self.buffer.clear();
             self.line += 1;
-            let read = (&mut self.source).take(LONGEST).read_until(b'\n', &mut self.buffer);
+            let read = self.source.by_ref().take(LONGEST).read_until(b'\n', &mut self.buffer);
             let at = self.at;
             match read {
                 Ok(0) => return Ok(None),

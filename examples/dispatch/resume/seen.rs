@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, io, path::Path};
 
-use redb::{Builder, Database, ReadOnlyTable, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{Builder, Database, ReadOnlyTable, ReadableDatabase, TableDefinition, backends::FileBackend};
 
 use super::{
     bits::Bits,
@@ -81,7 +81,8 @@ impl Seen {
         retry_failed: bool,
         limit: usize,
     ) -> io::Result<Self> {
-        let ids = Builder::new().set_cache_size(CACHE).create_file(nameless(folder)?).map_err(io::Error::other)?;
+        let file = FileBackend::new(nameless(folder)?).map_err(io::Error::other)?;
+        let ids = Builder::new().set_cache_size(CACHE).create_with_backend(file).map_err(io::Error::other)?;
         let (out, bulk) = (Bits::default(), HashMap::new());
         let mut seen = Seen { ids, table: None, bulk, limit, out, doubled: 0, come: 0, retry_failed };
         if let Some(rows) = rows {
