@@ -17,10 +17,29 @@ use tokio::{
 };
 use tower_quota::sim::{Config, Dialect, Latency, OrgConfig, Server, Sim};
 
-/// The input's reader by itself, since a program's parts cannot be reached from outside.
+// Parts of the program by themselves, since they cannot be reached from outside.
+#[path = "../examples/dispatch/claim.rs"]
+#[allow(dead_code)]
+mod claim;
+#[path = "../examples/dispatch/ending.rs"]
+mod ending;
+#[path = "../examples/dispatch/fingerprint.rs"]
+mod fingerprint;
 #[path = "../examples/dispatch/input/mod.rs"]
 #[allow(dead_code)]
 mod input;
+#[path = "../examples/dispatch/resume/mod.rs"]
+#[allow(dead_code)]
+mod resume;
+#[path = "../examples/dispatch/whole.rs"]
+mod whole;
+#[path = "../examples/dispatch/words.rs"]
+#[allow(dead_code)]
+mod words;
+
+/// Runs that are ended and started again.
+#[path = "dispatch/resuming.rs"]
+mod resuming;
 
 const KEYS: [&str; 2] = ["sk-key-of-the-first", "sk-key-of-the-second"];
 
@@ -149,6 +168,7 @@ impl Bench {
     fn report(&self) -> Value {
         let report: Value = serde_json::from_str(&self.text("report.json")).unwrap();
         let n = |field: &str| report[field].as_u64().unwrap();
+        assert_eq!(n("ok") + n("terminal") + n("redrivable") + n("missing"), n("expected"), "{report}");
         assert_eq!(n("ok") + n("rate_limited") + n("failed") + n("missing"), n("expected"), "{report}");
         report
     }
@@ -613,16 +633,16 @@ async fn a_closed_standard_error_is_no_reason_to_stop() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_earlier_output_is_kept() {
+async fn an_earlier_output_is_kept_where_a_run_begins_anew() {
     let bench = Bench::new(Dialect::Anthropic, [org(0)]).await;
     std::fs::write(bench.path("out.jsonl"), "dear\n").unwrap();
-    let output = bench.input(&bench.lines(0..1)).files(&[]).output().await.unwrap();
+    let output = bench.input(&bench.lines(0..1)).files(&["--fresh"]).output().await.unwrap();
     assert_eq!(code(&output), 0, "{}", said(&output));
     assert_eq!((bench.answers().len(), bench.text("out.jsonl.old").as_str()), (1, "dear\n"));
     // Nor is what was kept written over.
     std::fs::write(bench.path("out.jsonl"), "dearer\n").unwrap();
     for _ in 0..2 {
-        assert_eq!(code(&bench.files(&[]).output().await.unwrap()), 0);
+        assert_eq!(code(&bench.files(&["--fresh"]).output().await.unwrap()), 0);
     }
     assert_eq!(bench.text("out.jsonl.old"), "dear\n");
     assert_eq!(bench.text("out.jsonl.old.2"), "dearer\n");
@@ -716,7 +736,7 @@ async fn the_status_of_a_missing_file_is_a_note() {
 async fn runs_tell_their_neighbours_what_is_left() {
     let bench = Bench::new(Dialect::Anthropic, [org(0), org(1)].map(|org| org.requests_per_minute(600.0))).await;
     let run = async |org: &str, more: &[&str]| {
-        let mut command = bench.input(&bench.lines(0..5)).files(&["--single-org", org]);
+        let mut command = bench.input(&bench.lines(0..5)).files(&["--single-org", org, "--fresh"]);
         let output = command.args(more).env("TOWER_QUOTA_HEADROOM_FILE", "h.json").output().await.unwrap();
         assert_eq!(code(&output), 0, "{}", said(&output));
     };
@@ -844,13 +864,16 @@ async fn the_demonstration_answers_everything_near_the_fluid_limit() {
 }
 
 mod reader {
-    use super::input::{BadInput, Items, survey::survey};
+    use super::{
+        input::{BadInput, Items},
+        resume::{Resume, Wish},
+    };
     use proptest::prelude::*;
     use std::io::{Cursor, Write};
     use tower_quota::org::{Dialect, Family};
 
     fn read(bytes: &[u8]) -> Result<Vec<String>, BadInput> {
-        let mut items = Items::new(Cursor::new(bytes), "x", None).refusing_duplicates();
+        let mut items = Items::new(Cursor::new(bytes), "x", None);
         let mut ids = Vec::new();
         while let Some(item) = items.next_item()? {
             ids.push(item.custom_id);
@@ -941,7 +964,8 @@ mod reader {
                 let earlier = ids[..i].iter().position(|id| *id == ids[i])?;
                 Some((earlier + 1, i + 1))
             });
-            match (survey(file.path(), None), first) {
+            let read = Resume::of_file(file.path(), None, None, file.path().parent().unwrap(), Wish::default());
+            match (read.map(|(survey, ..)| survey), first) {
                 (Ok(survey), None) => prop_assert_eq!(survey.items, ids.len() as u64),
                 (Err(error), Some((earlier, line))) => {
                     prop_assert_eq!(error.place, Some((line as u64, 14)));

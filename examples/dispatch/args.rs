@@ -12,24 +12,39 @@ use tower_quota::org::Dialect;
 /// real work: one JSON request a line in, one JSON answer a line out.
 ///
 /// Exit code: 0 if every id was answered `ok`; 1 if some were not; 2 for a bad command line or input, naming file, line and
-/// column; 130 after Ctrl-C. With --status: 0, also where there is no file; 1 if the file cannot be read.
+/// column, or for damage to the output; 130 after Ctrl-C, which prints the command that goes on. With --status: 0, also where there is no file; 1 if the file cannot be read.
 #[derive(Debug, Parser)]
 #[command(name = "dispatch", version, max_term_width = 100)]
 pub(crate) struct Args {
     /// Requests, one a line, in Anthropic's or OpenAI's batch form; `-` reads standard input.
     ///
     /// A file is read twice: all of it is checked before anything is sent. Standard input is checked as it comes, and a bad
-    /// line ends the admission of requests; its ids are remembered, to find one given twice, at 10 to 20 bytes each. Nothing
-    /// else grows with the input.
+    /// line ends the admission of requests. To find an id given twice, ids are sorted or looked up in a temporary file, beside the
+    /// output if there is room; memory does not grow with the input, but for a bit of each line.
     #[arg(long, value_name = "FILE|-")]
     pub(crate) input: Option<PathBuf>,
 
     /// Where answers go, one a line in the order they come; `-` is standard output, the default with --input.
     ///
-    /// A file that is there already is kept under the same name with `.old` added, or `.old.2` and so on where that is taken.
-    /// Without --input it gets the demonstration's answers.
+    /// A file that is there already is gone on with: what it answers is not sent again, if the request is the same; what it says was
+    /// refused for good is not, unless --retry-failed asks for it; all else is. Rows to be sent again are taken out first, a row
+    /// that was cut short is cut off, and any other damage is an error, with file, line and column. In the end every id has one row. Without
+    /// --input it gets the demonstration's answers, always afresh.
     #[arg(long, value_name = "FILE|-")]
     pub(crate) output: Option<PathBuf>,
+
+    /// Begin anew: an output that is there is kept under the same name with `.old` added, or `.old.2` and so on where that is taken.
+    #[arg(long, requires = "input")]
+    pub(crate) fresh: bool,
+
+    /// Send again also what the output says was refused for good.
+    #[arg(long, requires = "input")]
+    pub(crate) retry_failed: bool,
+
+    /// At the end write a copy of the output here, in the order of the input. It holds the input's ids only, and is not written when
+    /// Ctrl-C ended the run.
+    #[arg(long, value_name = "FILE", requires = "input", requires = "output")]
+    pub(crate) ordered: Option<PathBuf>,
 
     /// The orgs: base_url, dialect, and for each [[org]] name, key or key_env, base_url, cap. Without it they are read from
     /// the environment.
@@ -86,7 +101,7 @@ pub(crate) struct Args {
 
     /// Print what the headroom file says, and send nothing: what remained of each quota when the provider said so, and whether that is
     /// fresh (less than a minute old), stale (less than an hour) or very stale.
-    #[arg(long, conflicts_with_all = ["input", "output", "report", "dry_run", "single_org", "demo_requests", "demo_unlimited", "seed"])]
+    #[arg(long, conflicts_with_all = ["input", "output", "fresh", "retry_failed", "ordered", "report", "dry_run", "single_org", "demo_requests", "demo_unlimited", "seed"])]
     pub(crate) status: bool,
 
     /// The same as JSON.

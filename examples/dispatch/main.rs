@@ -1,5 +1,5 @@
 //! Sends many requests to a provider's API over all your organisations' quotas at once: a batch of any size in, one line per
-//! id out.
+//! id out. Ended at any instant and started again, it goes on where it was.
 //!
 //! ```text
 //! cargo run --release --example dispatch                       # a demonstration against a simulated provider
@@ -11,21 +11,26 @@
 //! standard error.
 
 mod args;
+mod claim;
 mod demo;
+mod ending;
+mod fingerprint;
 mod input;
 mod output;
 mod panel;
 mod report;
+mod resume;
 mod run;
 mod status;
 mod tally;
+mod whole;
 mod wire;
 mod words;
 
 use std::{
     fmt,
     fs::File,
-    io::{self, BufReader, IsTerminal},
+    io::{self, BufReader, IsTerminal, Write},
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -37,15 +42,15 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     args::{Args, is_standard},
-    input::{
-        BadInput, Item, Items,
-        survey::{Survey, survey},
-    },
-    output::{Output, write_atomically},
+    claim::Claim,
+    input::{BadInput, Item, Items},
+    output::Output,
     panel::{Stderr, say},
     report::Report,
+    resume::{Resume, Wish},
     run::{Feed, Run},
     status::Neighbours,
+    whole::write_whole,
     wire::Wire,
 };
 
@@ -109,6 +114,9 @@ async fn demonstrate(args: &Args) -> Result<u8, Failure> {
         fluid_limit: demo.fluid_limit,
         // Its orgs are nobody's neighbours, unless somebody asks.
         headroom_file: args.headroom_file.clone(),
+        claim: claim(args)?,
+        resume: Resume::default(),
+        fresh: true,
     };
     let mut numbers = 1..=total;
     let next = move || Ok(numbers.next().map(|number| demo::item(dialect, number)));
@@ -125,6 +133,7 @@ async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
         ("--input", Some(input)),
         ("--orgs", args.orgs.as_deref()),
         ("--output", args.output.as_deref()),
+        ("--ordered", args.ordered.as_deref()),
         ("--report", args.report.as_deref()),
         ("--headroom-file", headroom_file.as_deref()),
     ];
@@ -149,14 +158,21 @@ async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
         }
     }
 
-    let Source { form, families, total, what, next } = Source::open(input, form)?;
-    let Some(form) = form else { return nothing(args).await };
+    if args.ordered.as_deref().is_some_and(is_standard) || args.ordered.is_some() && !can_hold(args.output.as_deref()) {
+        return Err(Failure::new("--ordered copies a file into a file: neither it nor --output can be a stream"));
+    }
+    let claim = claim(args)?;
+
+    let earlier = claim.as_ref().filter(|_| !args.fresh);
+    let Source { form, families, total, what, next, resume } = Source::open(args, input, form, earlier)?;
+    let Some(form) = form else { return nothing(args, claim).await };
     let orgs = match orgs {
         Some(orgs) => orgs,
         None => Orgs::from_env_for(form)
             .map_err(|error| Failure(format!("{error}; or name a file of orgs: --orgs FILE.toml")))?,
     };
-    let job = Job { orgs: chosen(args, orgs)?, what, families, total, fluid_limit: None, headroom_file };
+    let (orgs, fresh) = (chosen(args, orgs)?, args.fresh);
+    let job = Job { orgs, what, families, total, fluid_limit: None, headroom_file, claim, resume, fresh };
     job.run(args, next).await
 }
 
@@ -174,21 +190,37 @@ struct Source {
     /// All this for people.
     what: String,
     next: Next,
+    /// What an earlier run has left.
+    resume: Resume,
 }
 
 impl Source {
-    fn open(input: &Path, form: Option<Dialect>) -> Result<Self, Failure> {
+    fn open(args: &Args, input: &Path, form: Option<Dialect>, earlier: Option<&Claim>) -> Result<Self, Failure> {
+        let wish = Wish { retry_failed: args.retry_failed, ordered: args.ordered.is_some() };
+        let folder = match args.output.as_deref().filter(|output| can_hold(Some(output))) {
+            Some(output) => folder_of(output).to_owned(),
+            None => std::env::temp_dir(),
+        };
         // Only a file can be read twice: a pipe may have a name too.
         if !is_standard(input) && std::fs::metadata(input).is_ok_and(|metadata| metadata.is_file()) {
-            let Survey { items: total, bytes, form, families } = survey(input, form)?;
-            let (requests, size) = (words::count(total, "request"), words::size(bytes));
+            let (survey, mut sending, resume) = Resume::of_file(input, form, earlier, &folder, wish)?;
+            let (requests, size) = (words::count(survey.items, "request"), words::size(survey.bytes));
             let mut what = format!("{requests}, {size}, from {}", input.display());
-            for (family, count) in families.iter().take(8) {
+            for (family, count) in survey.families.iter().take(8) {
                 what.push_str(&format!(", {count} {family}"));
             }
-            let mut items = input::open(input, form)?;
-            let next = Box::new(move || items.next_item());
-            return Ok(Source { form, families: families.into_keys().collect(), total: Some(total), what, next });
+            let mut items = input::open(input, survey.form)?;
+            let next = Box::new(move || {
+                while !sending.is_over() {
+                    match items.next_item()? {
+                        Some(_) if !sending.wants() => {}
+                        item => return Ok(item),
+                    }
+                }
+                Ok(None)
+            });
+            let families = survey.families.into_keys().collect();
+            return Ok(Source { form: survey.form, families, total: Some(survey.items), what, next, resume });
         }
         let name = if is_standard(input) { "standard input".to_owned() } else { input.display().to_string() };
         let source: Box<dyn io::Read + Send> = if is_standard(input) {
@@ -196,12 +228,13 @@ impl Source {
         } else {
             Box::new(File::open(input).map_err(|error| Failure(format!("{name}: {error}")))?)
         };
-        let mut items = Items::new(BufReader::with_capacity(1 << 16, source), &name, form).refusing_duplicates();
-        let mut first = items.next_item()?;
-        let families = first.iter().map(|item| item.family.clone()).collect();
+        let resume = Resume::of_stream(earlier, &folder, wish)?;
+        let mut items = Items::new(BufReader::with_capacity(1 << 16, source), &name, form);
+        let first = items.next_placed()?;
+        let families = first.iter().map(|(item, _)| item.family.clone()).collect();
         let form = first.as_ref().and_then(|_| items.form());
-        let next = Box::new(move || first.take().map_or_else(|| items.next_item(), |item| Ok(Some(item))));
-        Ok(Source { form, families, total: None, what: format!("requests from {name}"), next })
+        let next = Box::new(resume.new_items(items, first));
+        Ok(Source { form, families, total: None, what: format!("requests from {name}"), next, resume })
     }
 }
 
@@ -231,17 +264,25 @@ struct Job {
     total: Option<u64>,
     fluid_limit: Option<Duration>,
     headroom_file: Option<PathBuf>,
+    /// The output's file, if it is there.
+    claim: Option<Claim>,
+    resume: Resume,
+    /// Whether an output that is there is set aside.
+    fresh: bool,
 }
 
 impl Job {
     async fn run(self, args: &Args, mut next: Next) -> Result<u8, Failure> {
-        let Job { orgs, what, families, total, fluid_limit, headroom_file } = self;
+        let Job { orgs, what, families, total, fluid_limit, headroom_file, claim, mut resume, fresh } = self;
         // Before the output is touched: an org that cannot be used is a bad command line.
         let wire = Wire::new(args, &orgs, &families).map_err(Failure::new)?;
         let over: Vec<_> = orgs.iter().map(|org| format!("{} at {}", org.name(), org.reached_at())).collect();
         writable(args, headroom_file.as_deref())?;
+        let output_name = args.output.as_deref().unwrap_or(Path::new("-"));
+        let found = resume.text(output_name);
+        let what = if found.is_empty() { what } else { format!("{what}\n{found}") };
         if args.dry_run {
-            let mut read = 0u64;
+            let mut read = resume.restored.all();
             while next()?.is_some() {
                 read += 1;
             }
@@ -252,45 +293,111 @@ impl Job {
         if !args.quiet {
             say(&format!("{what}\nover {}", over.join(", ")));
         }
-        let output = open_output(args)?;
+        let unwritable = |error: io::Error| Failure(format!("--output {}: {error}", output_name.display()));
+        let mut claim = open_output(args, claim, fresh).map_err(unwritable)?;
+        if let Some(claim) = &mut claim {
+            resume.mend(claim).map_err(unwritable)?;
+        }
+        let output = start_output(args, claim.as_ref()).map_err(unwritable)?;
         let feed = Feed::new(total, next).map_err(Failure::new)?;
         let Args { deadline, grace, quiet, .. } = *args;
         let neighbours = headroom_file.map(|path| Neighbours::new(&path, &orgs));
-        let run = Run { feed, output, orgs, wire, deadline, grace, quiet, fluid_limit, neighbours };
-        finish(args, run::run(run).await.map_err(Failure::new)?)
+        let restored = resume.restored.clone();
+        // What went into no file is in no file.
+        let again =
+            claim.as_ref().filter(|_| args.input.is_some()).map(|_| resume::command::again(std::env::args_os()));
+        let output_name = output_name.display().to_string();
+        let run = Run {
+            feed,
+            output,
+            output_name,
+            orgs,
+            wire,
+            deadline,
+            grace,
+            quiet,
+            fluid_limit,
+            neighbours,
+            restored,
+            again,
+        };
+        let mut report = run::run(run).await.map_err(Failure::new)?;
+        if let Some(claim) = claim.as_mut().filter(|_| !report.output_failed()) {
+            let ordered = args.ordered.as_deref().filter(|_| report.exit_code != 130);
+            if let Err(error) = resume.close(claim, ordered) {
+                say(&format!("error: {error}"));
+                report.exit_code = report.exit_code.max(1);
+            }
+        }
+        finish(args, report)
     }
 }
 
 /// Whether what is to be written can be: that is better known before anything is sent. What is there stays as it is.
 fn writable(args: &Args, headroom_file: Option<&Path>) -> Result<(), Failure> {
     let (output, report) = (args.output.as_deref(), args.report.as_deref());
-    for (name, path) in [("--output", output), ("--report", report), ("--headroom-file", headroom_file)] {
+    let files = [
+        ("--output", output),
+        ("--ordered", args.ordered.as_deref()),
+        ("--report", report),
+        ("--headroom-file", headroom_file),
+    ];
+    for (name, path) in files {
         let Some(path) = path.filter(|path| !is_standard(path)) else { continue };
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let tried = match std::fs::metadata(path) {
             Ok(there) if there.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
             Ok(_) => std::fs::OpenOptions::new().append(true).open(path).map(drop),
-            Err(_) => std::fs::read_dir(folder).map(drop),
+            Err(_) => std::fs::read_dir(folder_of(path)).map(drop),
         };
         tried.map_err(|error| Failure(format!("{name} {}: {error}", path.display())))?;
     }
     Ok(())
 }
 
-fn open_output(args: &Args) -> Result<Output, Failure> {
-    // Answers to real requests go somewhere; those of the demonstration only where it is said.
-    let path = args.output.as_deref().or(args.input.as_ref().map(|_| Path::new("-")));
-    Output::open(path)
-        .map_err(|error| Failure(format!("--output {}: {error}", path.unwrap_or(Path::new("-")).display())))
+/// The folder in which a file is or will be.
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Whether this output holds what was written to it: a file does, or will when it is there.
+fn can_hold(output: Option<&Path>) -> bool {
+    output.is_some_and(|path| !is_standard(path) && std::fs::metadata(path).map_or(true, |there| there.is_file()))
+}
+
+/// Claims the output's file, if it is there.
+fn claim(args: &Args) -> Result<Option<Claim>, Failure> {
+    let Some(path) = args.output.as_deref().filter(|path| !is_standard(path)) else { return Ok(None) };
+    Claim::existing(path, args.dry_run).map_err(|error| Failure(format!("--output {}: {error}", path.display())))
+}
+
+/// Claims the output's file, if it is one that holds what is written to it.
+fn open_output(args: &Args, claim: Option<Claim>, fresh: bool) -> io::Result<Option<Claim>> {
+    match (claim, &args.output) {
+        (Some(claim), _) if fresh => claim.set_aside().map(Some),
+        (None, Some(path)) if can_hold(Some(path)) => Claim::fresh(path).map(Some),
+        (claim, _) => Ok(claim),
+    }
+}
+
+fn start_output(args: &Args, claim: Option<&Claim>) -> io::Result<Output> {
+    let file = claim.map(Claim::file);
+    let sink: Box<dyn Write + Send> = match (&file, &args.output) {
+        (Some(file), _) => Box::new(file.clone()),
+        (None, Some(path)) if !is_standard(path) => Box::new(File::options().write(true).open(path)?),
+        // Answers to real requests go somewhere; those of the demonstration only where it is said.
+        (None, None) if args.input.is_none() => Box::new(io::sink()),
+        (None, _) => Box::new(io::stdout()),
+    };
+    Output::start(sink, file)
 }
 
 /// An empty input: nothing to send, so no orgs are needed.
-async fn nothing(args: &Args) -> Result<u8, Failure> {
+async fn nothing(args: &Args, claim: Option<Claim>) -> Result<u8, Failure> {
     say("the input is empty; nothing was sent");
     if args.dry_run {
         return Ok(0);
     }
-    open_output(args)?.close().await.result.map_err(Failure::new)?;
+    open_output(args, claim, args.fresh).map_err(|error| Failure(format!("--output: {error}")))?;
     finish(args, Report::default())
 }
 
@@ -301,7 +408,7 @@ fn finish(args: &Args, report: Report) -> Result<u8, Failure> {
     if let Some(path) = &args.report {
         let mut json = serde_json::to_vec_pretty(&report).map_err(Failure::new)?;
         json.push(b'\n');
-        let written = write_atomically(path, &json);
+        let written = write_whole(path, |file| file.write_all(&json));
         written.map_err(|error| Failure(format!("--report {}: {error}", path.display())))?;
     }
     Ok(report.exit_code)

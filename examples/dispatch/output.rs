@@ -7,7 +7,6 @@ use std::{
     collections::BTreeMap,
     fs::File,
     io::{self, Write},
-    path::Path,
     sync::{Arc, Mutex, PoisonError},
     thread::JoinHandle,
 };
@@ -17,12 +16,10 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
-use crate::{args::is_standard, tally::Seen};
+use crate::{claim::CHUNK, tally::Seen};
 
 /// How many lines may wait to be written.
 const QUEUE: usize = 256;
-/// How much is written at once.
-const CHUNK: usize = 1 << 18;
 
 /// What became of one id.
 #[derive(Debug)]
@@ -45,6 +42,8 @@ impl Verdict {
 #[derive(Serialize)]
 struct Fields<'a> {
     custom_id: &'a str,
+    /// What was asked, so that the next run sees whether it has changed.
+    fingerprint: &'a str,
     outcome: &'a str,
     /// The org that was called last.
     org: Option<&'a str>,
@@ -79,9 +78,10 @@ impl Scrubber {
 }
 
 /// The line of an id, with its line feed.
-pub(crate) fn line(custom_id: &str, verdict: &Verdict, seen: &Seen, scrubber: &Scrubber) -> Line {
+pub(crate) fn line(custom_id: &str, fingerprint: u128, verdict: &Verdict, seen: &Seen, scrubber: &Scrubber) -> Line {
     let fields = Fields {
         custom_id,
+        fingerprint: &format!("{fingerprint:032x}"),
         outcome: verdict.outcome,
         org: seen.org.as_deref(),
         attempts: seen.calls,
@@ -130,40 +130,16 @@ pub(crate) struct Written {
     pub(crate) result: io::Result<()>,
 }
 
-/// The first of `NAME.old`, `NAME.old.2`, … that does not exist.
-fn unused_beside(path: &Path) -> std::path::PathBuf {
-    let named = |suffix: &str| {
-        let mut name = path.as_os_str().to_owned();
-        name.push(suffix);
-        std::path::PathBuf::from(name)
-    };
-    let first = named(".old");
-    if !first.exists() {
-        return first;
-    }
-    (2u32..).map(|n| named(&format!(".old.{n}"))).find(|name| !name.exists()).unwrap_or(first)
-}
-
 impl Output {
-    /// Opens the output and starts its thread; no path throws the lines away. An older file is kept as
-    /// `NAME.old`, or `NAME.old.2` and so on where that is taken: no answers of an earlier run are written over.
-    pub(crate) fn open(path: Option<&Path>) -> io::Result<Self> {
-        let sink: Box<dyn Write + Send> = match path {
-            None => Box::new(io::sink()),
-            Some(path) if is_standard(path) => Box::new(io::stdout()),
-            Some(path) => {
-                if std::fs::metadata(path).is_ok_and(|old| old.is_file() && old.len() > 0) {
-                    std::fs::rename(path, unused_beside(path))?;
-                }
-                Box::new(File::create(path)?)
-            }
-        };
+    /// Starts the thread that writes to `sink`. What a `file` has taken is on the disk when the output is closed.
+    pub(crate) fn start(mut sink: Box<dyn Write + Send>, file: Option<Arc<File>>) -> io::Result<Self> {
         let (queue, lines) = mpsc::channel(QUEUE);
         let writing = Arc::new(Mutex::new(()));
         let lock = writing.clone();
         let write = move || {
             let mut outcomes = BTreeMap::new();
-            let result = write_all(sink, lines, &mut outcomes, &lock);
+            let result = write_all(&mut sink, lines, &mut outcomes, &lock);
+            let result = result.and_then(|()| file.map_or(Ok(()), |file| file.sync_data()));
             Written { outcomes, result }
         };
         let thread = std::thread::Builder::new().name("output".to_owned()).spawn(write)?;
@@ -192,7 +168,7 @@ impl Output {
 }
 
 fn write_all(
-    mut sink: Box<dyn Write + Send>,
+    sink: &mut dyn Write,
     mut lines: mpsc::Receiver<Line>,
     outcomes: &mut BTreeMap<&'static str, u64>,
     lock: &Mutex<()>,
@@ -216,18 +192,4 @@ fn write_all(
         chunk.clear();
     }
     Ok(())
-}
-
-/// Writes a file as a whole or not at all: under another name first, then renamed.
-pub(crate) fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let result = File::create(&name)
-        .and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()))
-        .and_then(|()| std::fs::rename(&name, path));
-    if result.is_err() {
-        // What could not be written whole is of no use to anybody.
-        let _ = std::fs::remove_file(&name);
-    }
-    result
 }

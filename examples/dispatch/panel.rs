@@ -26,6 +26,8 @@ const WINDOW: Duration = Duration::from_secs(5);
 pub(crate) struct Standing<'a> {
     /// How many ids there are, where that is known.
     pub(crate) total: Option<u64>,
+    /// How many an earlier run has settled.
+    pub(crate) restored: u64,
     pub(crate) counts: &'a Counts,
     pub(crate) live: usize,
     pub(crate) http_429: u64,
@@ -131,7 +133,7 @@ impl Panel {
                 if let Some(total) = standing.total {
                     head.set_style(style("{bar:30} {msg}"));
                     head.set_length(total);
-                    head.set_position(standing.counts.all());
+                    head.set_position(standing.restored + standing.counts.all());
                 } else {
                     head.set_style(style("{msg}"));
                 }
@@ -157,9 +159,12 @@ impl Panel {
             }
             _ => 0.0,
         };
-        let mut text = format!("{:.0} s: {done}", elapsed.as_secs_f64());
+        let mut text = format!("{:.0} s: {}", elapsed.as_secs_f64(), standing.restored + done);
         if let Some(total) = standing.total {
             let _ = write!(text, "/{total}");
+        }
+        if standing.restored > 0 {
+            let _ = write!(text, ", {} from before", standing.restored);
         }
         for (outcome, count) in &standing.counts.outcomes {
             let _ = write!(text, ", {count} {outcome}");
@@ -168,7 +173,7 @@ impl Panel {
         // As fast as now; in a hold, when nothing comes, as on average.
         let pace = if rate > 0.0 { rate } else { done as f64 / elapsed.as_secs_f64().max(0.001) };
         if let Some(total) = standing.total.filter(|_| pace > 0.0) {
-            let left = Duration::from_secs_f64((total.saturating_sub(done) as f64 / pace).ceil());
+            let left = Duration::from_secs_f64((total.saturating_sub(standing.restored + done) as f64 / pace).ceil());
             let _ = write!(text, ", ETA {}", humantime::format_duration(left));
         }
         if let Some(why) = standing.stopping {

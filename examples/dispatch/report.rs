@@ -11,7 +11,9 @@ use serde::Serialize;
 use tower_quota::org::{Org, Orgs, ResourceQuota, Snapshot};
 
 use crate::{
+    ending::Ending,
     output::Verdict,
+    resume::Restored,
     tally::{Histogram, Seen, Tally},
     words,
 };
@@ -210,12 +212,18 @@ pub(crate) struct Report {
     /// Ids of the input: all of a file, or as many as were read of a stream.
     expected: u64,
     ok: u64,
+    /// Those that an earlier run has settled: they are counted as what they are too.
+    restored: u64,
+    /// Ids refused for good.
+    terminal: u64,
+    /// Ids that may be sent again with hope.
+    redrivable: u64,
     rate_limited: u64,
     /// Every other id that has a line.
     failed: u64,
-    /// Ids without a line: expected less the lines written.
+    /// Ids without a line: expected less the lines there are.
     missing: u64,
-    /// Lines by outcome.
+    /// Lines by outcome, those of an earlier run included.
     outcomes: BTreeMap<&'static str, u64>,
     wire_calls: u64,
     http_429: u64,
@@ -224,7 +232,7 @@ pub(crate) struct Report {
     /// Calls per id that was sent at all.
     amplification: f64,
     wall_s: f64,
-    /// Ids answered a second.
+    /// Ids answered a second, in this run.
     rate_per_s: f64,
     /// The most ids that were being worked on at once.
     peak_live: usize,
@@ -250,6 +258,7 @@ pub(crate) struct Facts<'a> {
     pub(crate) expected: u64,
     /// Lines written, by outcome.
     pub(crate) outcomes: &'a BTreeMap<&'static str, u64>,
+    pub(crate) restored: &'a Restored,
     pub(crate) counts: &'a Counts,
     pub(crate) wall: Duration,
     pub(crate) peak_live: usize,
@@ -267,8 +276,20 @@ pub(crate) struct Facts<'a> {
 impl Report {
     pub(crate) fn new(facts: &Facts<'_>) -> Self {
         let counts = facts.counts;
-        let of = |outcome| facts.outcomes.get(outcome).copied().unwrap_or(0);
-        let (ok, rate_limited, lines) = (of("ok"), of("rate_limited"), facts.outcomes.values().sum::<u64>());
+        let answered = facts.outcomes.get("ok").copied().unwrap_or(0);
+        let mut outcomes = facts.outcomes.clone();
+        for (outcome, count) in [("ok", &facts.restored.ok), ("terminal", &facts.restored.terminal)] {
+            let count = count.load(Relaxed);
+            if count > 0 {
+                *outcomes.entry(outcome).or_default() += count;
+            }
+        }
+        let of = |outcome| outcomes.get(outcome).copied().unwrap_or(0);
+        let (ok, rate_limited, lines) = (of("ok"), of("rate_limited"), outcomes.values().sum::<u64>());
+        let ended = |ending| {
+            let of_it = outcomes.iter().filter(|(outcome, _)| Ending::of(outcome) == ending);
+            of_it.map(|(_, count)| count).sum()
+        };
         let sent = facts.all.firsts.load(Relaxed);
         let wire_calls = facts.all.calls.load(Relaxed);
         let wall_s = facts.wall.as_secs_f64();
@@ -276,16 +297,19 @@ impl Report {
         Report {
             expected: facts.expected,
             ok,
+            restored: facts.restored.all(),
+            terminal: ended(Ending::Terminal),
+            redrivable: ended(Ending::Redrivable),
             rate_limited,
             failed: lines - ok - rate_limited,
             missing: facts.expected.saturating_sub(lines),
-            outcomes: facts.outcomes.clone(),
+            outcomes,
             wire_calls,
             http_429: facts.all.http_429.load(Relaxed),
             retries: wire_calls - sent,
             amplification: round(wire_calls as f64 / sent.max(1) as f64, 4),
             wall_s: round(wall_s, 3),
-            rate_per_s: if wall_s > 0.0 { round(ok as f64 / wall_s, 2) } else { 0.0 },
+            rate_per_s: if wall_s > 0.0 { round(answered as f64 / wall_s, 2) } else { 0.0 },
             peak_live: facts.peak_live,
             peak_in_flight: facts.all.peak_in_flight.load(Relaxed),
             latency_ms: Latency::from(&facts.all.latency),
@@ -299,6 +323,11 @@ impl Report {
         }
     }
 
+    /// Whether the output could not be written to its end.
+    pub(crate) fn output_failed(&self) -> bool {
+        self.ended_by == Some("output")
+    }
+
     /// The whole report, for people.
     pub(crate) fn text(&self) -> String {
         let mut text = self.line();
@@ -310,8 +339,14 @@ impl Report {
     /// The report in one line.
     pub(crate) fn line(&self) -> String {
         let mut line = format!("{} of {} ok", self.ok, self.expected);
+        if self.redrivable > 0 {
+            let _ = write!(line, ", {} re-drivable", self.redrivable);
+        }
         for (outcome, count) in self.outcomes.iter().filter(|(outcome, _)| **outcome != "ok") {
             let _ = write!(line, ", {count} {outcome}");
+        }
+        if self.restored > 0 {
+            let _ = write!(line, ", {} from before", self.restored);
         }
         let _ = write!(line, ", {} missing, in {:.2} s", self.missing, self.wall_s);
         if let Some(by) = self.ended_by {

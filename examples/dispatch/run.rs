@@ -4,7 +4,7 @@ use std::{
     future::pending,
     io,
     process::exit,
-    sync::atomic::Ordering::Relaxed,
+    sync::{Arc, atomic::Ordering::Relaxed},
     task::{Poll, ready},
     time::Duration,
 };
@@ -20,10 +20,12 @@ use tower_quota::{
 };
 
 use crate::{
+    fingerprint::fingerprint,
     input::{BadInput, Item},
     output::{Line, Output, Scrubber, Verdict, line},
     panel::{Panel, Standing, TICK, boards, say},
     report::{Counts, Facts, Report},
+    resume::Restored,
     status::Neighbours,
     tally::Tries,
     wire::{self, Wire},
@@ -35,8 +37,8 @@ const AHEAD: usize = 64;
 
 /// Where items come from: a channel that a thread fills, since reading may block.
 pub(crate) struct Feed {
-    items: mpsc::Receiver<Result<Item, BadInput>>,
-    /// How many there are; `None` for a stream, whose end nobody knows.
+    items: mpsc::Receiver<Result<(Item, u128), BadInput>>,
+    /// How many there are, those that need no call included; `None` for a stream, whose end nobody knows.
     total: Option<u64>,
 }
 
@@ -52,6 +54,10 @@ impl Feed {
         let (queue, items) = mpsc::channel(AHEAD);
         let read = move || {
             while let Some(item) = next().transpose() {
+                let item = item.map(|item| {
+                    let print = fingerprint(&item.path, &item.body);
+                    (item, print)
+                });
                 let last = item.is_err();
                 // Once the run has ended nobody wants more.
                 if queue.blocking_send(item).is_err() || last {
@@ -68,6 +74,8 @@ impl Feed {
 pub(crate) struct Run {
     pub(crate) feed: Feed,
     pub(crate) output: Output,
+    /// What people call it.
+    pub(crate) output_name: String,
     pub(crate) orgs: Orgs,
     pub(crate) wire: Wire,
     pub(crate) deadline: Option<Duration>,
@@ -78,6 +86,10 @@ pub(crate) struct Run {
     pub(crate) fluid_limit: Option<Duration>,
     /// Who is told of the orgs' headroom.
     pub(crate) neighbours: Option<Neighbours>,
+    /// What an earlier run has settled.
+    pub(crate) restored: Arc<Restored>,
+    /// The command that goes on where this run ends, if one does.
+    pub(crate) again: Option<String>,
 }
 
 /// Why a run ends before its input does.
@@ -111,6 +123,7 @@ impl Early {
 /// An id that is being worked on.
 struct Live {
     custom_id: String,
+    fingerprint: u128,
     tries: Tries,
 }
 
@@ -125,13 +138,26 @@ impl Desk<'_> {
         let seen = live.tries.seen();
         verdict.error = verdict.error.map(|error| self.scrubber.scrub(error));
         self.counts.add(&live.custom_id, &verdict, &seen);
-        line(&live.custom_id, &verdict, &seen, self.scrubber)
+        line(&live.custom_id, live.fingerprint, &verdict, &seen, self.scrubber)
     }
 }
 
 /// Runs to the end.
 pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
-    let Run { feed, output, orgs, wire, deadline, grace, quiet, fluid_limit, mut neighbours } = run;
+    let Run {
+        feed,
+        output,
+        output_name,
+        orgs,
+        wire,
+        deadline,
+        grace,
+        quiet,
+        fluid_limit,
+        mut neighbours,
+        restored,
+        again,
+    } = run;
     let Feed { mut items, total } = feed;
     let scrubber = Scrubber::new(orgs.iter().filter_map(|org| org.key()).map(|key| key.reveal()));
     let mut desk = Desk { counts: Counts::default(), scrubber: &scrubber };
@@ -143,9 +169,9 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     let requests = stream::poll_fn(|cx| {
         Poll::Ready(match ready!(items.poll_recv(cx)) {
             None => None,
-            Some(Ok(item)) => {
+            Some(Ok((item, fingerprint))) => {
                 received += 1;
-                let live = Live { custom_id: item.custom_id, tries: Tries::default() };
+                let live = Live { custom_id: item.custom_id, fingerprint, tries: Tries::default() };
                 let request = wire::request(item.path, item.family, item.body, live.tries.clone());
                 Some((live, request))
             }
@@ -181,6 +207,9 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
                 let (calls, grace) = (wire.all.in_flight(), humantime::format_duration(grace));
                 let (calls, have) = (words::count(calls as u64, "call"), if calls == 1 { "has" } else { "have" });
                 say(&format!("stopping: {calls} in flight {have} {grace} to end; Ctrl-C again ends at once"));
+                if let Some(again) = &again {
+                    say(&format!("to go on later: {again}"));
+                }
             }
             () = at(grace_ends) => {
                 grace_ends = None;
@@ -194,6 +223,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
             _ = tick.tick() => {
                 panel.tick(&Standing {
                     total,
+                    restored: restored.all(),
                     counts: &desk.counts,
                     live: drive.live(),
                     http_429: wire.all.http_429.load(Relaxed),
@@ -236,9 +266,9 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
         if total.is_none() {
             items.close();
         }
-        while let Some(Ok(item)) = items.recv().await {
+        while let Some(Ok((item, fingerprint))) = items.recv().await {
             received += 1;
-            let unsent = Live { custom_id: item.custom_id, tries: Tries::default() };
+            let unsent = Live { custom_id: item.custom_id, fingerprint, tries: Tries::default() };
             let line = desk.settle(&unsent, Early::verdict(early.as_ref()));
             if output.queue().send(line).await.is_err() {
                 break;
@@ -249,24 +279,36 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     let wall = started.elapsed();
     panel.close();
 
-    let expected = total.unwrap_or(0).max(received);
+    let expected = total.unwrap_or(0).max(received + restored.all());
+    let ok = written.outcomes.get("ok").copied().unwrap_or(0) + restored.ok.load(Relaxed);
     let exit_code = match &early {
         Some(Early::CtrlC) => 130,
         Some(Early::Input(bad)) => {
             say(&format!("error: {bad}"));
             2
         }
-        _ if written.outcomes.get("ok").copied().unwrap_or(0) == expected => 0,
+        // Also what is written last must have reached the disk.
+        _ if ok == expected && written.result.is_ok() => 0,
         _ => 1,
     };
     match written.result {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => say("nobody reads the output any more"),
-        Err(error) => say(&format!("error: the output cannot be written: {error}")),
+        Err(error) => {
+            let lines = words::count(written.outcomes.values().sum(), "line");
+            let go_on = match &again {
+                Some(again) => format!("; make room and go on: {again}"),
+                None => String::new(),
+            };
+            say(&format!(
+                "error: {output_name} cannot be written: {error}. Nothing more is sent; {lines} of this run are in it{go_on}"
+            ));
+        }
     }
     Ok(Report::new(&Facts {
         expected,
         outcomes: &written.outcomes,
+        restored: &restored,
         counts: &desk.counts,
         wall,
         peak_live,

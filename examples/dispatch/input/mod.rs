@@ -9,10 +9,8 @@
 pub(crate) mod survey;
 
 use std::{
-    collections::HashSet,
     fmt,
     fs::File,
-    hash::{DefaultHasher, Hash, Hasher},
     io::{BufRead, BufReader, Read},
     path::Path,
 };
@@ -209,22 +207,13 @@ pub(crate) struct Items<R> {
     buffer: Vec<u8>,
     /// The form that every line must have, and the line that said so (0: the orgs).
     form: Option<(Dialect, u64)>,
-    /// Hashes of the ids seen, where duplicates are looked for while reading.
-    seen: Option<HashSet<u64>>,
 }
 
 impl<R: BufRead> Items<R> {
     /// Reads `source`, called `file` in errors. `form` is what the orgs speak; without it the first line decides.
     pub(crate) fn new(source: R, file: &str, form: Option<Dialect>) -> Self {
         let form = form.map(|form| (form, 0));
-        Items { source, file: file.to_owned(), line: 0, buffer: Vec::new(), form, seen: None }
-    }
-
-    /// Looks for duplicate ids while reading. Costs 10 to 20 bytes an id, and takes two ids for one if their 64-bit
-    /// hashes agree: among a million ids with a probability below one in ten million.
-    pub(crate) fn refusing_duplicates(mut self) -> Self {
-        self.seen = Some(HashSet::new());
-        self
+        Items { source, file: file.to_owned(), line: 0, buffer: Vec::new(), form }
     }
 
     /// The form of the lines, once one has been read.
@@ -286,14 +275,6 @@ impl<R: BufRead> Items<R> {
             Some(known) => known,
             None => (parsed.form, self.line),
         };
-        let fresh = match &mut self.seen {
-            Some(seen) => seen.insert(hash(&parsed.custom_id)),
-            None => true,
-        };
-        if !fresh {
-            let problem = format!("`custom_id` {:?} was given on an earlier line", parsed.custom_id);
-            return Err(self.bad(parsed.id_at, problem));
-        }
         let made = make(self.line, parsed);
         self.form = Some(form);
         Ok(Some(made))
@@ -304,12 +285,18 @@ impl<R: BufRead> Items<R> {
     /// # Errors
     /// At the first line that cannot be sent. What is read after an error is not to be trusted.
     pub(crate) fn next_item(&mut self) -> Result<Option<Item>, BadInput> {
-        self.next_with(|_, parsed| Item {
+        self.next_with(|_, parsed| Item::from(parsed))
+    }
+}
+
+impl From<Parsed<'_>> for Item {
+    fn from(parsed: Parsed<'_>) -> Self {
+        Item {
             custom_id: parsed.custom_id,
             path: parsed.path,
             family: Family::of_model(&parsed.model),
             body: Bytes::copy_from_slice(parsed.body.as_bytes()),
-        })
+        }
     }
 }
 
@@ -328,10 +315,4 @@ pub(crate) fn open(path: &Path, form: Option<Dialect>) -> Result<Items<BufReader
         Ok(file) => Ok(Items::new(BufReader::with_capacity(1 << 16, file), &name, form)),
         Err(error) => Err(BadInput { file: name, place: None, problem: error.to_string() }),
     }
-}
-
-fn hash(id: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    id.hash(&mut hasher);
-    hasher.finish()
 }

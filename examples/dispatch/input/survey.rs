@@ -1,14 +1,11 @@
 //! A file read as a whole before anything is sent.
 
-use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    io::BufRead,
-    path::Path,
-};
+use std::{collections::BTreeMap, io::BufRead, path::Path};
 
+use http::uri::PathAndQuery;
 use tower_quota::org::{Dialect, Family};
 
-use super::{BadInput, Items, hash, open};
+use super::{BadInput, Item, Items, open};
 
 /// What a whole file holds.
 #[derive(Debug, Default)]
@@ -21,47 +18,79 @@ pub(crate) struct Survey {
     pub(crate) families: BTreeMap<Family, u64>,
 }
 
-/// How many ids are compared in full where hashes agree: one pair that is the same is enough to refuse the file.
-const SUSPECTS: usize = 1024;
-
-/// Reads a whole file before anything is sent: every line must be good, and no id given twice. The search for duplicates
-/// costs 8 bytes an id (a list of hashes, which may be twice as long while it grows), given back before this returns.
-pub(crate) fn survey(path: &Path, form: Option<Dialect>) -> Result<Survey, BadInput> {
+/// Reads a whole file before anything is sent: every line must be good. `visit` sees each item: its number, counted from 0, its id, its
+/// path and its body.
+pub(crate) fn survey(
+    path: &Path,
+    form: Option<Dialect>,
+    mut visit: impl FnMut(u64, &str, &PathAndQuery, &str) -> Result<(), BadInput>,
+) -> Result<Survey, BadInput> {
     let mut survey = Survey::default();
-    let mut hashes = Vec::new();
     let mut items = open(path, form)?;
-    while let Some(()) = items.next_with(|_, parsed| {
+    while let Some(visited) = items.next_with(|_, parsed| {
+        let number = survey.items;
         survey.items += 1;
         survey.bytes += parsed.body.len() as u64;
         *survey.families.entry(Family::of_model(&parsed.model)).or_default() += 1;
-        hashes.push(hash(&parsed.custom_id));
-    })? {}
-    survey.form = items.form().filter(|_| survey.items > 0);
-
-    hashes.sort_unstable();
-    let twice = hashes.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
-    let suspects: HashSet<u64> = twice.take(SUSPECTS).collect();
-    drop(hashes);
-    if !suspects.is_empty() {
-        refuse_duplicates(open(path, form)?, &suspects)?;
+        visit(number, &parsed.custom_id, &parsed.path, parsed.body)
+    })? {
+        visited?;
     }
+    survey.form = items.form().filter(|_| survey.items > 0);
     Ok(survey)
 }
 
-fn refuse_duplicates(mut items: Items<impl BufRead>, suspects: &HashSet<u64>) -> Result<(), BadInput> {
-    let mut first: HashMap<String, u64> = HashMap::new();
-    let mut twice = None;
-    while let Some(()) = items.next_with(|line, parsed| {
-        if suspects.contains(&hash(&parsed.custom_id)) {
-            let problem = format!("`custom_id` {:?}", parsed.custom_id);
-            if let Some(earlier) = first.insert(parsed.custom_id, line) {
-                twice = Some((parsed.id_at, format!("{problem} was given on line {earlier} already")));
-            }
-        }
-    })? {
-        if let Some((at, problem)) = twice {
-            return Err(items.bad(at, problem));
-        }
+/// Where an item stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) line: u64,
+    /// The byte at which its id stands.
+    id_at: usize,
+}
+
+impl<R: BufRead> Items<R> {
+    /// The next item, and where it stands; `None` at the end.
+    pub(crate) fn next_placed(&mut self) -> Result<Option<(Item, Place)>, BadInput> {
+        self.next_with(|line, parsed| {
+            let place = Place { line, id_at: parsed.id_at };
+            (Item::from(parsed), place)
+        })
     }
-    Ok(())
+
+    /// The fault of the item that was read last: its id was given on this line too.
+    pub(crate) fn given_twice(&self, id: &str, place: Place, earlier: u64) -> BadInput {
+        self.bad(place.id_at, format!("`custom_id` {id:?} was given on line {earlier} already"))
+    }
+}
+
+/// The fault of a file in which the items of these numbers have one id.
+pub(crate) fn twice(path: &Path, form: Option<Dialect>, second: u64, first: u64) -> BadInput {
+    let find = || {
+        let mut items = open(path, form)?;
+        let (mut number, mut earlier) = (0, 0);
+        while let Some((item, place)) = items.next_placed()? {
+            if number == first {
+                earlier = place.line;
+            }
+            if number == second {
+                return Ok(items.given_twice(&item.custom_id, place, earlier));
+            }
+            number += 1;
+        }
+        Ok(BadInput {
+            file: path.display().to_string(),
+            place: None,
+            problem: "it has changed while it was read".into(),
+        })
+    };
+    find().unwrap_or_else(|bad| bad)
+}
+
+/// The id of the item of this number.
+pub(crate) fn id_of(path: &Path, form: Option<Dialect>, number: u64) -> Result<String, BadInput> {
+    let mut items = open(path, form)?;
+    for _ in 0..number {
+        items.next_with(|_, _| ())?;
+    }
+    Ok(items.next_item()?.map(|item| item.custom_id).unwrap_or_default())
 }
