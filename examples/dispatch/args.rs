@@ -46,6 +46,21 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", requires = "input", requires = "output")]
     pub(crate) ordered: Option<PathBuf>,
 
+    /// Where answers are kept before their lines are written, so that none that was paid for is lost however the run ends. Default: the output's name
+    /// with `.journal` added, where the output is a file.
+    ///
+    /// It may be thrown away when a run is complete.
+    #[arg(long, value_name = "FILE", requires = "input", conflicts_with = "no_journal")]
+    pub(crate) journal: Option<PathBuf>,
+
+    /// Keep no journal: what was answered in the moment before the program is killed is sent again.
+    #[arg(long, requires = "input")]
+    pub(crate) no_journal: bool,
+
+    /// Ids that ask the same share one answer, within a run and from the journal. Else each id is asked for by itself, as a provider's batch API does.
+    #[arg(long, requires = "input", conflicts_with = "no_journal")]
+    pub(crate) share_answers: bool,
+
     /// The orgs: base_url, dialect, and for each [[org]] name, key or key_env, base_url, cap. Without it they are read from
     /// the environment.
     #[arg(long, value_name = "FILE.toml", requires = "input")]

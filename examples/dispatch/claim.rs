@@ -23,14 +23,14 @@ pub(crate) struct Claim {
 }
 
 /// The name of this path with something added.
-fn beside(path: &Path, suffix: &str) -> PathBuf {
+pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
 }
 
 /// The first of `NAME.old`, `NAME.old.2`, … that does not exist.
-fn unused_beside(path: &Path) -> PathBuf {
+pub(crate) fn unused_beside(path: &Path) -> PathBuf {
     let first = beside(path, ".old");
     if !first.exists() {
         return first;

@@ -16,6 +16,7 @@ mod demo;
 mod ending;
 mod fingerprint;
 mod input;
+mod kept;
 mod output;
 mod panel;
 mod report;
@@ -129,11 +130,13 @@ async fn demonstrate(args: &Args) -> Result<u8, Failure> {
 async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
     let same = |a: &Path, b: &Path| a == b || a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b));
     let headroom_file = args.headroom_file.clone().or_else(status::from_env);
+    let journal = kept::path(args);
     let files = [
         ("--input", Some(input)),
         ("--orgs", args.orgs.as_deref()),
         ("--output", args.output.as_deref()),
         ("--ordered", args.ordered.as_deref()),
+        ("--journal", journal.as_deref()),
         ("--report", args.report.as_deref()),
         ("--headroom-file", headroom_file.as_deref()),
     ];
@@ -275,7 +278,8 @@ impl Job {
     async fn run(self, args: &Args, mut next: Next) -> Result<u8, Failure> {
         let Job { orgs, what, families, total, fluid_limit, headroom_file, claim, mut resume, fresh } = self;
         // Before the output is touched: an org that cannot be used is a bad command line.
-        let wire = Wire::new(args, &orgs, &families).map_err(Failure::new)?;
+        let journal = if args.dry_run { None } else { kept::open(args, fresh)? };
+        let wire = Wire::new(args, &orgs, &families, journal).map_err(Failure::new)?;
         let over: Vec<_> = orgs.iter().map(|org| format!("{} at {}", org.name(), org.reached_at())).collect();
         writable(args, headroom_file.as_deref())?;
         let output_name = args.output.as_deref().unwrap_or(Path::new("-"));

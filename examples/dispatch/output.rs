@@ -30,12 +30,14 @@ pub(crate) struct Verdict {
     pub(crate) body: Option<Bytes>,
     /// Why it is not `ok`.
     pub(crate) error: Option<String>,
+    /// Whether it comes out of the journal: nothing was sent.
+    pub(crate) restored: bool,
 }
 
 impl Verdict {
     /// There is no answer.
     pub(crate) fn without_answer(outcome: &'static str, error: impl Into<String>) -> Self {
-        Verdict { outcome, body: None, error: Some(error.into()) }
+        Verdict { outcome, body: None, error: Some(error.into()), restored: false }
     }
 }
 

@@ -27,6 +27,8 @@ const SHOWN: usize = 5;
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) outcomes: BTreeMap<&'static str, u64>,
+    /// Answers that the journal had.
+    from_journal: u64,
     ok_by_org: HashMap<Arc<str>, u64>,
     /// By the text with all numbers taken out: how often, and an example.
     errors: HashMap<String, ErrorCount>,
@@ -46,6 +48,7 @@ pub(crate) struct ErrorCount {
 impl Counts {
     pub(crate) fn add(&mut self, custom_id: &str, verdict: &Verdict, seen: &Seen) {
         *self.outcomes.entry(verdict.outcome).or_default() += 1;
+        self.from_journal += u64::from(verdict.restored);
         if verdict.outcome == "ok" {
             if let Some(org) = &seen.org {
                 *self.ok_by_org.entry(org.clone()).or_default() += 1;
@@ -297,7 +300,7 @@ impl Report {
         Report {
             expected: facts.expected,
             ok,
-            restored: facts.restored.all(),
+            restored: facts.restored.all() + facts.counts.from_journal,
             terminal: ended(Ending::Terminal),
             redrivable: ended(Ending::Redrivable),
             rate_limited,

@@ -22,6 +22,7 @@ use tower_quota::{
 use crate::{
     fingerprint::fingerprint,
     input::{BadInput, Item},
+    kept,
     output::{Line, Output, Scrubber, Verdict, line},
     panel::{Panel, Standing, TICK, boards, say},
     report::{Counts, Facts, Report},
@@ -99,6 +100,8 @@ enum Early {
     Deadline,
     Input(BadInput),
     Output,
+    /// Nothing more can be kept, for this reason.
+    Journal(String),
 }
 
 impl Early {
@@ -108,6 +111,7 @@ impl Early {
             Early::Deadline => "deadline",
             Early::Input(_) => "input",
             Early::Output => "output",
+            Early::Journal(_) => "journal",
         }
     }
 
@@ -164,6 +168,8 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     let mut panel = Panel::new(quiet);
     let mut interrupts = Interrupts::listen(&output);
 
+    let (journal, shared) = (wire.journal, wire.shared);
+    let salt = |live: &Live| (!shared).then(|| live.custom_id.clone());
     let mut received = 0u64;
     let mut bad = None;
     let requests = stream::poll_fn(|cx| {
@@ -172,7 +178,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
             Some(Ok((item, fingerprint))) => {
                 received += 1;
                 let live = Live { custom_id: item.custom_id, fingerprint, tries: Tries::default() };
-                let request = wire::request(item.path, item.family, item.body, live.tries.clone());
+                let request = wire::request(item.path, item.family, item.body, live.tries.clone(), salt(&live));
                 Some((live, request))
             }
             // Nothing more comes after it; what was sent finishes.
@@ -221,6 +227,13 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
                 drive.abort();
             }
             _ = tick.tick() => {
+                if let (None, Some(problem)) = (&early, kept::broken(journal.as_ref())) {
+                    say(&format!("error: {problem}. Nothing more is sent"));
+                    stopping = true;
+                    early = Some(Early::Journal(problem));
+                    wire.all.stop();
+                    grace_ends = Some(Instant::now() + grace);
+                }
                 panel.tick(&Standing {
                     total,
                     restored: restored.all(),
@@ -286,6 +299,11 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
         Some(Early::Input(bad)) => {
             say(&format!("error: {bad}"));
             2
+        }
+        Some(Early::Journal(problem)) => {
+            let go_on = again.iter().map(|again| format!("; make room and go on: {again}")).collect::<String>();
+            say(&format!("error: {problem}. What was answered has its line{go_on}"));
+            1
         }
         // Also what is written last must have reached the disk.
         _ if ok == expected && written.result.is_ok() => 0,

@@ -11,6 +11,7 @@ use tower::{Layer, ServiceExt, util::BoxService};
 use tower_quota::{
     aimd::{Caps, Settings},
     client,
+    journal::{FileStore, JournalError, JournalLayer, Restored, Salt},
     org::{BuildError, Family, Org, Orgs},
     outcome::{BoxError, Class, HINT_CEILING, Outcome, Stamp},
     retry::{RateLimitRetryLayer, RetryError},
@@ -30,6 +31,10 @@ const LARGEST: usize = 256 << 20;
 pub(crate) struct Wire {
     /// Its error is a verdict too.
     pub(crate) service: BoxService<Request<Full<Bytes>>, Verdict, Verdict>,
+    /// Where answers are kept, if they are.
+    pub(crate) journal: Option<FileStore>,
+    /// Whether ids that ask the same share an answer.
+    pub(crate) shared: bool,
     /// How many ids may be worked on at once.
     pub(crate) bound: usize,
     pub(crate) all: Arc<Tally>,
@@ -43,6 +48,7 @@ impl Wire {
         args: &Args,
         orgs: &Orgs,
         families: impl IntoIterator<Item = &'a Family>,
+        journal: Option<FileStore>,
     ) -> Result<Self, BuildError> {
         let mut retry = RateLimitRetryLayer::builder();
         if let Some(attempts) = args.max_attempts {
@@ -68,18 +74,32 @@ impl Wire {
         let tallies = counts.iter().map(|(name, count)| (name.clone(), count.tallies[0].clone())).collect();
         let client = client::https();
         let stack = stack.build_with(move |org: &Org| counts[org.name()].layer(client.clone()))?;
-        Ok(Wire { service: stack.then(verdict).boxed(), bound, all, tallies })
+        let service = match journal.clone() {
+            Some(store) => JournalLayer::new(store).layer(stack).map_err(without_answer).then(verdict).boxed(),
+            None => stack.map_err(Verdict::from).then(verdict).boxed(),
+        };
+        Ok(Wire { service, journal, shared: args.share_answers, bound, all, tallies })
     }
 }
 
-/// A request of an item; every attempt at it is counted in `tries`.
-pub(crate) fn request(path: PathAndQuery, family: Family, body: Bytes, tries: Tries) -> Request<Full<Bytes>> {
+/// A request of an item; every attempt at it is counted in `tries`. With a `salt` it has an answer of its own, though another item asks
+/// the same.
+pub(crate) fn request(
+    path: PathAndQuery,
+    family: Family,
+    body: Bytes,
+    tries: Tries,
+    salt: Option<String>,
+) -> Request<Full<Bytes>> {
     let mut request = Request::new(Full::new(body));
     *request.method_mut() = Method::POST;
     *request.uri_mut() = path.into();
     request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     request.extensions_mut().insert(family);
     request.extensions_mut().insert(tries);
+    if let Some(salt) = salt {
+        request.extensions_mut().insert(Salt(salt));
+    }
     request
 }
 
@@ -105,12 +125,19 @@ where
     }
 }
 
-async fn verdict<B, Req, E>(result: Result<Response<B>, RetryError<Req, E>>) -> Result<Verdict, Verdict>
+/// What an error of the journal, or below it, means.
+fn without_answer<E: Into<Verdict>>(error: JournalError<E>) -> Verdict {
+    match error {
+        JournalError::Inner(error) => error.into(),
+        JournalError::Store(error) => Verdict::without_answer("cancelled", in_one_line(&error)),
+        _ => Verdict::without_answer("cancelled", "the journal does not work"),
+    }
+}
+
+async fn verdict<B>(result: Result<Response<B>, Verdict>) -> Result<Verdict, Verdict>
 where
     B: Body,
     B::Error: Into<BoxError>,
-    E: StdError + 'static,
-    RetryError<Req, E>: StdError + 'static,
 {
     let response = result?;
     let status = response.status();
@@ -118,18 +145,19 @@ where
         Some(stamp) => stamp.outcome.class,
         None => Outcome::of_head(status, response.headers(), HINT_CEILING).class,
     };
+    let restored = response.extensions().get::<Restored>() == Some(&Restored::Kept);
     Ok(match Limited::new(response.into_body(), LARGEST).collect().await {
         Err(error) => Verdict::without_answer("transient", format!("the answer broke off: {}", in_one_line(&*error))),
         Ok(body) => {
             let body = body.to_bytes();
             let error = (class != Class::Ok).then(|| refusal(status, &body));
-            Verdict { outcome: word(class), body: Some(body), error }
+            Verdict { outcome: word(class), body: Some(body), error, restored }
         }
     })
 }
 
 /// An error and its sources.
-fn in_one_line(error: &(dyn StdError + 'static)) -> String {
+pub(crate) fn in_one_line(error: &(dyn StdError + 'static)) -> String {
     let mut line = error.to_string();
     let mut next = error.source();
     while let Some(source) = next {

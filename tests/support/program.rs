@@ -10,7 +10,7 @@ use std::{
 use tokio::process::Command;
 
 /// The program, built from what stands there now: `cargo test --test dispatch` alone would not build it.
-pub fn program() -> &'static Path {
+pub(crate) fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let test = std::env::current_exe().unwrap();
@@ -41,7 +41,7 @@ fn newest(path: &Path) -> SystemTime {
 }
 
 /// The program with these arguments, without what the environment might tell it. It is killed when it is dropped.
-pub fn command(args: &[&str]) -> Command {
+pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(program());
     command.args(args).stdin(Stdio::null()).kill_on_drop(true);
     for (name, _) in std::env::vars_os() {

@@ -84,6 +84,7 @@ pub(super) struct Tables {
 pub(super) type Recent = HashMap<Key, u64>;
 
 /// The file as of one moment, for readers.
+#[allow(clippy::type_complexity)]
 pub(super) struct View(Held<(ReadOnlyTable<u64, &'static [u8]>, ReadOnlyTable<[u8; 32], u64>)>);
 
 impl Tables {

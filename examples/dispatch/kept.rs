@@ -1,0 +1,42 @@
+//! The journal of a run: every answer is in it before its line is written, so that whoever ends the program takes none that was paid for.
+
+use std::path::{Path, PathBuf};
+
+use tower_quota::journal::{FileStore, Store, StoreError};
+
+use crate::{Failure, args::Args, can_hold, claim};
+
+/// Where the journal is; `None` where there is none.
+pub(crate) fn path(args: &Args) -> Option<PathBuf> {
+    match (&args.journal, &args.output) {
+        _ if args.no_journal => None,
+        (Some(path), _) => Some(path.clone()),
+        // Answers to nobody's questions, and what is not kept itself, need none.
+        (None, Some(output)) if args.input.is_some() && can_hold(Some(output)) => {
+            Some(claim::beside(output, ".journal"))
+        }
+        (None, _) => None,
+    }
+}
+
+/// Opens the journal. With `fresh`, one that is there is set aside, as the output is.
+///
+/// # Errors
+/// If another run has it, or it cannot be opened.
+pub(crate) fn open(args: &Args, fresh: bool) -> Result<Option<FileStore>, Failure> {
+    let Some(path) = path(args) else { return Ok(None) };
+    let failure = |error: &dyn std::fmt::Display| Failure::new(format!("--journal {}: {error}", path.display()));
+    if fresh && path.exists() {
+        // Not while another run has it.
+        drop(FileStore::open(&path).map_err(|error| failure(&error))?);
+        std::fs::rename(&path, claim::unused_beside(&path)).map_err(|error| failure(&error))?;
+    }
+    FileStore::open(&path).map(Some).map_err(|error| failure(&error))
+}
+
+/// Why nothing more can be kept, in one line.
+pub(crate) fn broken(store: Option<&FileStore>) -> Option<String> {
+    let error: StoreError = store?.broken()?;
+    let path: &Path = store?.path();
+    Some(format!("the journal {} cannot be written: {}", path.display(), crate::wire::in_one_line(&error)))
+}
