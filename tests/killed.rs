@@ -296,7 +296,7 @@ impl std::ops::AddAssign for Told {
 }
 
 fn runs() -> u64 {
-    std::env::var("TOWER_QUOTA_KILLED_RUNS").map_or(20, |runs| runs.parse().unwrap())
+    std::env::var("TOWER_QUOTA_KILLED_RUNS").map_or(8, |runs| runs.parse().unwrap())
 }
 
 async fn campaigns(first: u64, damage: impl Fn(&mut Run) -> bool) -> Told {
@@ -354,5 +354,5 @@ fn number(id: &str) -> u64 {
 }
 
 fn params(n: u64) -> Value {
-    json!({ "model": "claude-sonnet-4-5", "max_tokens": 8, "messages": [{ "role": "user", "content": "?" }], "n": n })
+    json!({ "model": "claude-sonnet-4-5", "max_tokens": 4096, "messages": [{ "role": "user", "content": "?" }], "n": n })
 }
