@@ -844,13 +844,13 @@ async fn the_demonstration_answers_everything_near_the_fluid_limit() {
 }
 
 mod reader {
-    use super::input::{BadInput, Items, survey::survey};
+    use super::input::{BadInput, Items, Reading, survey::survey};
     use proptest::prelude::*;
     use std::io::{Cursor, Write};
     use tower_quota::org::{Dialect, Family};
 
     fn read(bytes: &[u8]) -> Result<Vec<String>, BadInput> {
-        let mut items = Items::new(Cursor::new(bytes), "x", None).refusing_duplicates();
+        let mut items = Items::new(Cursor::new(bytes), "x", Reading::default()).refusing_duplicates();
         let mut ids = Vec::new();
         while let Some(item) = items.next_item()? {
             ids.push(item.custom_id);
@@ -861,12 +861,12 @@ mod reader {
     #[test]
     fn the_body_is_kept_byte_for_byte_and_the_family_read() {
         let line = br#" {"custom_id":"\u0061","params": {"model" : "claude-haiku-4-5", "big": 12345678901234567890.10} , "more":1}"#;
-        let mut items = Items::new(Cursor::new(&line[..]), "x", None);
+        let mut items = Items::new(Cursor::new(&line[..]), "x", Reading::default());
         let item = items.next_item().unwrap().unwrap();
         assert_eq!((item.custom_id.as_str(), item.path.as_str()), ("a", "/v1/messages"));
         assert_eq!(item.body, &br#"{"model" : "claude-haiku-4-5", "big": 12345678901234567890.10}"#[..]);
         assert_eq!(item.family, Family::new("haiku"));
-        assert_eq!(items.form(), Some(Dialect::Anthropic));
+        assert_eq!(items.dialect(), Some(Dialect::Anthropic));
         assert!(items.next_item().unwrap().is_none());
     }
 
@@ -881,7 +881,7 @@ mod reader {
     #[test]
     fn a_line_beyond_the_bound_is_refused_without_being_read_whole() {
         let endless = std::io::BufReader::new(std::io::repeat(b' '));
-        let error = Items::new(endless, "x", None).next_item().unwrap_err();
+        let error = Items::new(endless, "x", Reading::default()).next_item().unwrap_err();
         assert!(error.to_string().contains("line 1, column 67108865: the line is longer than 64 MiB"), "{error}");
     }
 
@@ -941,7 +941,7 @@ mod reader {
                 let earlier = ids[..i].iter().position(|id| *id == ids[i])?;
                 Some((earlier + 1, i + 1))
             });
-            match (survey(file.path(), None), first) {
+            match (survey(file.path(), &Reading::default()), first) {
                 (Ok(survey), None) => prop_assert_eq!(survey.items, ids.len() as u64),
                 (Err(error), Some((earlier, line))) => {
                     prop_assert_eq!(error.place, Some((line as u64, 14)));

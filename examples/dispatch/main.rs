@@ -25,9 +25,10 @@ mod words;
 use std::{
     fmt,
     fs::File,
-    io::{self, BufReader, IsTerminal},
+    io::{self, IsTerminal},
     path::{Path, PathBuf},
     process::ExitCode,
+    sync::Arc,
     time::Duration,
 };
 
@@ -36,9 +37,9 @@ use tower_quota::org::{Dialect, Family, Orgs};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
-    args::{Args, is_standard},
+    args::{Args, OnBadInput, is_standard},
     input::{
-        BadInput, Item, Items,
+        BadInput, Item, Items, Reading, Skips, Template,
         survey::{Survey, survey},
     },
     output::{Output, write_atomically},
@@ -109,6 +110,7 @@ async fn demonstrate(args: &Args) -> Result<u8, Failure> {
         fluid_limit: demo.fluid_limit,
         // Its orgs are nobody's neighbours, unless somebody asks.
         headroom_file: args.headroom_file.clone(),
+        skips: None,
     };
     let mut numbers = 1..=total;
     let next = move || Ok(numbers.next().map(|number| demo::item(dialect, number)));
@@ -123,6 +125,7 @@ async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
     let headroom_file = args.headroom_file.clone().or_else(status::from_env);
     let files = [
         ("--input", Some(input)),
+        ("--template", args.template.as_deref()),
         ("--orgs", args.orgs.as_deref()),
         ("--output", args.output.as_deref()),
         ("--report", args.report.as_deref()),
@@ -142,22 +145,43 @@ async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
         None => None,
     };
     let spoken = args.dialect.map(Dialect::from);
-    let form = orgs.as_ref().map(Orgs::dialect).or(spoken);
-    if let (Some(form), Some(spoken)) = (form, spoken) {
-        if form != spoken {
-            return Err(Failure::new(format!("--dialect {}, but the orgs speak {}", spoken.name(), form.name())));
+    let dialect = orgs.as_ref().map(Orgs::dialect).or(spoken);
+    if let (Some(dialect), Some(spoken)) = (dialect, spoken) {
+        if dialect != spoken {
+            return Err(Failure::new(format!("--dialect {}, but the orgs speak {}", spoken.name(), dialect.name())));
         }
     }
 
-    let Source { form, families, total, what, next } = Source::open(input, form)?;
-    let Some(form) = form else { return nothing(args).await };
+    let reading = reading(args, dialect)?;
+    let skips = reading.skips.clone();
+    let Source { dialect, families, total, what, next } = Source::open(input, &reading)?;
+    let Some(dialect) = dialect else { return nothing(args, skips.map_or(0, |skips| skips.count())).await };
     let orgs = match orgs {
         Some(orgs) => orgs,
-        None => Orgs::from_env_for(form)
+        None => Orgs::from_env_for(dialect)
             .map_err(|error| Failure(format!("{error}; or name a file of orgs: --orgs FILE.toml")))?,
     };
-    let job = Job { orgs: chosen(args, orgs)?, what, families, total, fluid_limit: None, headroom_file };
+    let job = Job { orgs: chosen(args, orgs)?, what, families, total, fluid_limit: None, headroom_file, skips };
     job.run(args, next).await
+}
+
+/// How the command line says that the input is read.
+fn reading(args: &Args, dialect: Option<Dialect>) -> Result<Reading, Failure> {
+    let template = match &args.template {
+        Some(file) => Some(Arc::new(Template::load(file, dialect, args.path.clone())?)),
+        None => None,
+    };
+    let quiet = args.quiet;
+    let skips = match args.on_bad_input {
+        OnBadInput::Stop => None,
+        OnBadInput::Skip => Some(Arc::new(Skips::new(move |text| {
+            if !quiet {
+                say(text);
+            }
+        }))),
+    };
+    let (path, prompts) = (args.path.clone(), args.form.map(Into::into));
+    Ok(Reading { dialect, path, template, prompts, skips })
 }
 
 /// Gives the next item; may block.
@@ -165,8 +189,8 @@ type Next = Box<dyn FnMut() -> Result<Option<Item>, BadInput> + Send>;
 
 /// The input, opened, and a file also checked.
 struct Source {
-    /// `None` where there is not a single line.
-    form: Option<Dialect>,
+    /// `None` where there is not a single good line.
+    dialect: Option<Dialect>,
     /// Those of a file; of a stream that of the first line.
     families: Vec<Family>,
     /// How many items a file has.
@@ -177,31 +201,32 @@ struct Source {
 }
 
 impl Source {
-    fn open(input: &Path, form: Option<Dialect>) -> Result<Self, Failure> {
+    fn open(input: &Path, reading: &Reading) -> Result<Self, Failure> {
         // Only a file can be read twice: a pipe may have a name too.
         if !is_standard(input) && std::fs::metadata(input).is_ok_and(|metadata| metadata.is_file()) {
-            let Survey { items: total, bytes, form, families } = survey(input, form)?;
+            let Survey { items: total, bytes, form: dialect, families } = survey(input, reading)?;
             let (requests, size) = (words::count(total, "request"), words::size(bytes));
             let mut what = format!("{requests}, {size}, from {}", input.display());
             for (family, count) in families.iter().take(8) {
                 what.push_str(&format!(", {count} {family}"));
             }
-            let mut items = input::open(input, form)?;
+            let mut items = input::open(input, reading)?;
             let next = Box::new(move || items.next_item());
-            return Ok(Source { form, families: families.into_keys().collect(), total: Some(total), what, next });
+            return Ok(Source { dialect, families: families.into_keys().collect(), total: Some(total), what, next });
         }
         let name = if is_standard(input) { "standard input".to_owned() } else { input.display().to_string() };
-        let source: Box<dyn io::Read + Send> = if is_standard(input) {
-            Box::new(io::stdin())
+        let source = if is_standard(input) {
+            input::unpacked(io::stdin(), input)
         } else {
-            Box::new(File::open(input).map_err(|error| Failure(format!("{name}: {error}")))?)
+            File::open(input).and_then(|file| input::unpacked(file, input))
         };
-        let mut items = Items::new(BufReader::with_capacity(1 << 16, source), &name, form).refusing_duplicates();
+        let source = source.map_err(|error| Failure(format!("{name}: {error}")))?;
+        let mut items = Items::new(source, &name, reading.clone()).refusing_duplicates();
         let mut first = items.next_item()?;
         let families = first.iter().map(|item| item.family.clone()).collect();
-        let form = first.as_ref().and_then(|_| items.form());
+        let dialect = first.as_ref().and_then(|_| items.dialect());
         let next = Box::new(move || first.take().map_or_else(|| items.next_item(), |item| Ok(Some(item))));
-        Ok(Source { form, families, total: None, what: format!("requests from {name}"), next })
+        Ok(Source { dialect, families, total: None, what: format!("requests from {name}"), next })
     }
 }
 
@@ -231,11 +256,12 @@ struct Job {
     total: Option<u64>,
     fluid_limit: Option<Duration>,
     headroom_file: Option<PathBuf>,
+    skips: Option<Arc<Skips>>,
 }
 
 impl Job {
     async fn run(self, args: &Args, mut next: Next) -> Result<u8, Failure> {
-        let Job { orgs, what, families, total, fluid_limit, headroom_file } = self;
+        let Job { orgs, what, families, total, fluid_limit, headroom_file, skips } = self;
         // Before the output is touched: an org that cannot be used is a bad command line.
         let wire = Wire::new(args, &orgs, &families).map_err(Failure::new)?;
         let over: Vec<_> = orgs.iter().map(|org| format!("{} at {}", org.name(), org.reached_at())).collect();
@@ -246,8 +272,10 @@ impl Job {
                 read += 1;
             }
             let (requests, are) = (words::count(read, "request"), if read == 1 { "is" } else { "are" });
-            say(&format!("{what}\nover {}\n{requests} {are} good; nothing was sent", over.join(", ")));
-            return Ok(0);
+            let bad = skips.map_or(0, |skips| skips.count());
+            let and = if bad > 0 { format!(", {} skipped", words::count(bad, "bad line")) } else { String::new() };
+            say(&format!("{what}\nover {}\n{requests} {are} good{and}; nothing was sent", over.join(", ")));
+            return Ok(u8::from(bad > 0));
         }
         if !args.quiet {
             say(&format!("{what}\nover {}", over.join(", ")));
@@ -256,7 +284,7 @@ impl Job {
         let feed = Feed::new(total, next).map_err(Failure::new)?;
         let Args { deadline, grace, quiet, .. } = *args;
         let neighbours = headroom_file.map(|path| Neighbours::new(&path, &orgs));
-        let run = Run { feed, output, orgs, wire, deadline, grace, quiet, fluid_limit, neighbours };
+        let run = Run { feed, output, orgs, wire, deadline, grace, quiet, fluid_limit, neighbours, skips };
         finish(args, run::run(run).await.map_err(Failure::new)?)
     }
 }
@@ -284,14 +312,18 @@ fn open_output(args: &Args) -> Result<Output, Failure> {
         .map_err(|error| Failure(format!("--output {}: {error}", path.unwrap_or(Path::new("-")).display())))
 }
 
-/// An empty input: nothing to send, so no orgs are needed.
-async fn nothing(args: &Args) -> Result<u8, Failure> {
-    say("the input is empty; nothing was sent");
+/// An input without a good line: nothing to send, so no orgs are needed.
+async fn nothing(args: &Args, bad_input: u64) -> Result<u8, Failure> {
+    let exit_code = u8::from(bad_input > 0);
+    say(match bad_input {
+        0 => "the input is empty; nothing was sent",
+        _ => "the input has no good line; nothing was sent",
+    });
     if args.dry_run {
-        return Ok(0);
+        return Ok(exit_code);
     }
     open_output(args)?.close().await.result.map_err(Failure::new)?;
-    finish(args, Report::default())
+    finish(args, Report::of_nothing(bad_input, exit_code))
 }
 
 /// Reports, and says with what exit code to end.

@@ -56,6 +56,9 @@ struct Fields<'a> {
     error: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     response: Option<Box<RawValue>>,
+    /// What stood beside the request in the input.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Option<Box<RawValue>>,
 }
 
 /// Takes keys out of what providers echo.
@@ -79,7 +82,13 @@ impl Scrubber {
 }
 
 /// The line of an id, with its line feed.
-pub(crate) fn line(custom_id: &str, verdict: &Verdict, seen: &Seen, scrubber: &Scrubber) -> Line {
+pub(crate) fn line(
+    custom_id: &str,
+    metadata: Option<&RawValue>,
+    verdict: &Verdict,
+    seen: &Seen,
+    scrubber: &Scrubber,
+) -> Line {
     let fields = Fields {
         custom_id,
         outcome: verdict.outcome,
@@ -88,6 +97,7 @@ pub(crate) fn line(custom_id: &str, verdict: &Verdict, seen: &Seen, scrubber: &S
         status: seen.status,
         error: verdict.error.as_deref(),
         response: verdict.body.as_ref().map(|body| json(body, scrubber)),
+        metadata: metadata.map(|metadata| json(metadata.get().as_bytes(), scrubber)),
     };
     let mut text = serde_json::to_vec(&fields).expect("strings, numbers and valid JSON serialise");
     text.push(b'\n');

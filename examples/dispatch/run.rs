@@ -4,12 +4,13 @@ use std::{
     future::pending,
     io,
     process::exit,
-    sync::atomic::Ordering::Relaxed,
+    sync::{Arc, atomic::Ordering::Relaxed},
     task::{Poll, ready},
     time::Duration,
 };
 
 use futures_util::stream;
+use serde_json::value::RawValue;
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, MissedTickBehavior},
@@ -20,7 +21,7 @@ use tower_quota::{
 };
 
 use crate::{
-    input::{BadInput, Item},
+    input::{BadInput, Item, Skips},
     output::{Line, Output, Scrubber, Verdict, line},
     panel::{Panel, Standing, TICK, boards, say},
     report::{Counts, Facts, Report},
@@ -78,6 +79,8 @@ pub(crate) struct Run {
     pub(crate) fluid_limit: Option<Duration>,
     /// Who is told of the orgs' headroom.
     pub(crate) neighbours: Option<Neighbours>,
+    /// Who counts the input's bad lines, where they are skipped.
+    pub(crate) skips: Option<Arc<Skips>>,
 }
 
 /// Why a run ends before its input does.
@@ -111,6 +114,7 @@ impl Early {
 /// An id that is being worked on.
 struct Live {
     custom_id: String,
+    metadata: Option<Box<RawValue>>,
     tries: Tries,
 }
 
@@ -125,13 +129,13 @@ impl Desk<'_> {
         let seen = live.tries.seen();
         verdict.error = verdict.error.map(|error| self.scrubber.scrub(error));
         self.counts.add(&live.custom_id, &verdict, &seen);
-        line(&live.custom_id, &verdict, &seen, self.scrubber)
+        line(&live.custom_id, live.metadata.as_deref(), &verdict, &seen, self.scrubber)
     }
 }
 
 /// Runs to the end.
 pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
-    let Run { feed, output, orgs, wire, deadline, grace, quiet, fluid_limit, mut neighbours } = run;
+    let Run { feed, output, orgs, wire, deadline, grace, quiet, fluid_limit, mut neighbours, skips } = run;
     let Feed { mut items, total } = feed;
     let scrubber = Scrubber::new(orgs.iter().filter_map(|org| org.key()).map(|key| key.reveal()));
     let mut desk = Desk { counts: Counts::default(), scrubber: &scrubber };
@@ -145,7 +149,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
             None => None,
             Some(Ok(item)) => {
                 received += 1;
-                let live = Live { custom_id: item.custom_id, tries: Tries::default() };
+                let live = Live { custom_id: item.custom_id, metadata: item.metadata, tries: Tries::default() };
                 let request = wire::request(item.path, item.family, item.body, live.tries.clone());
                 Some((live, request))
             }
@@ -238,7 +242,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
         }
         while let Some(Ok(item)) = items.recv().await {
             received += 1;
-            let unsent = Live { custom_id: item.custom_id, tries: Tries::default() };
+            let unsent = Live { custom_id: item.custom_id, metadata: item.metadata, tries: Tries::default() };
             let line = desk.settle(&unsent, Early::verdict(early.as_ref()));
             if output.queue().send(line).await.is_err() {
                 break;
@@ -250,13 +254,14 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     panel.close();
 
     let expected = total.unwrap_or(0).max(received);
+    let bad_input = skips.map_or(0, |skips| skips.count());
     let exit_code = match &early {
         Some(Early::CtrlC) => 130,
         Some(Early::Input(bad)) => {
             say(&format!("error: {bad}"));
             2
         }
-        _ if written.outcomes.get("ok").copied().unwrap_or(0) == expected => 0,
+        _ if written.outcomes.get("ok").copied().unwrap_or(0) == expected && bad_input == 0 => 0,
         _ => 1,
     };
     match written.result {
@@ -266,6 +271,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     }
     Ok(Report::new(&Facts {
         expected,
+        bad_input,
         outcomes: &written.outcomes,
         counts: &desk.counts,
         wall,

@@ -8,7 +8,7 @@ use std::{
 
 use tower_quota::org::{Dialect, Family};
 
-use super::{BadInput, Items, hash, open};
+use super::{BadInput, Items, Reading, hash, open};
 
 /// What a whole file holds.
 #[derive(Debug, Default)]
@@ -26,24 +26,24 @@ const SUSPECTS: usize = 1024;
 
 /// Reads a whole file before anything is sent: every line must be good, and no id given twice. The search for duplicates
 /// costs 8 bytes an id (a list of hashes, which may be twice as long while it grows), given back before this returns.
-pub(crate) fn survey(path: &Path, form: Option<Dialect>) -> Result<Survey, BadInput> {
+pub(crate) fn survey(path: &Path, reading: &Reading) -> Result<Survey, BadInput> {
     let mut survey = Survey::default();
     let mut hashes = Vec::new();
-    let mut items = open(path, form)?;
+    let mut items = open(path, reading)?;
     while let Some(()) = items.next_with(|_, parsed| {
         survey.items += 1;
         survey.bytes += parsed.body.len() as u64;
         *survey.families.entry(Family::of_model(&parsed.model)).or_default() += 1;
         hashes.push(hash(&parsed.custom_id));
     })? {}
-    survey.form = items.form().filter(|_| survey.items > 0);
+    survey.form = items.dialect().filter(|_| survey.items > 0);
 
     hashes.sort_unstable();
     let twice = hashes.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
     let suspects: HashSet<u64> = twice.take(SUSPECTS).collect();
     drop(hashes);
     if !suspects.is_empty() {
-        refuse_duplicates(open(path, form)?, &suspects)?;
+        refuse_duplicates(open(path, reading)?, &suspects)?;
     }
     Ok(survey)
 }
