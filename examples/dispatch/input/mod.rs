@@ -203,7 +203,8 @@ impl<R: BufRead> Items<R> {
     }
 
     fn unreadable(&self, error: &io::Error) -> Trouble {
-        let place = Some((self.line, 1));
+        // Before the first line, while its form is looked for, none has been counted.
+        let place = Some((self.line.max(1), 1));
         Trouble::Whole(BadInput { file: self.file.clone(), place, problem: format!("cannot be read: {error}") })
     }
 
@@ -371,13 +372,19 @@ impl<R: BufRead> Items<R> {
     /// read on, where a line has another form or API than those before it, and where an id comes twice. What is read after
     /// an error is not to be trusted.
     pub(crate) fn next_item(&mut self) -> Result<Option<Item>, BadInput> {
-        self.next_with(|_, parsed| Item {
+        self.next_with(|_, parsed| Item::from(parsed))
+    }
+}
+
+impl From<Parsed<'_>> for Item {
+    fn from(parsed: Parsed<'_>) -> Self {
+        Item {
             custom_id: parsed.custom_id,
             path: parsed.path,
             family: Family::of_model(&parsed.model),
             body: Bytes::from(parsed.body.into_owned()),
             metadata: parsed.metadata.map(ToOwned::to_owned),
-        })
+        }
     }
 }
 

@@ -121,7 +121,11 @@ fn object<'a, T: Deserialize<'a>>(text: &'a str, start: usize, what: &str) -> Re
         let problem = problem.strip_suffix(&place).unwrap_or(&problem);
         let lines_before = error.line().saturating_sub(1);
         let line_at: usize = text.split_inclusive('\n').take(lines_before).map(str::len).sum();
-        let at = line_at + error.column().saturating_sub(1);
+        let mut at = line_at + error.column().saturating_sub(1);
+        if problem.starts_with("control character") {
+            // It is not always told to the byte.
+            at += text.bytes().skip(at).position(|byte| byte < b' ').unwrap_or(0);
+        }
         let problem = match error.classify() {
             Category::Syntax => format!("{what} is not valid JSON: {problem}, but here stands {}", standing(text, at)),
             Category::Eof => format!("{what} is not valid JSON: it ends too early ({problem})"),
