@@ -332,8 +332,8 @@ fn a_line_beyond_the_bound_is_refused_in_every_form_and_can_be_skipped() {
         let (reading, skips, said) = skipping(reading());
         let (a, c) = (line(1, ""), line(3, ""));
         let text = |repeat: u64| {
-            let long = io::repeat(b'x').take(repeat);
-            Cursor::new(format!("{a}\n")).chain(BufReader::new(long)).chain(Cursor::new(format!("\n{c}\n")))
+            let long = BufReader::with_capacity(1 << 20, io::repeat(b'x')).take(repeat);
+            Cursor::new(format!("{a}\n")).chain(long).chain(Cursor::new(format!("\n{c}\n")))
         };
         let stop = Reading { skips: None, ..reading.clone() };
         let (items, bad) = told(Items::new(text(MAX_LINE + 1), "x", stop));
@@ -717,6 +717,11 @@ proptest! {
         prop_assert_eq!(serde_json::from_str::<Value>(&items[0][2]).unwrap(), whole);
         prop_assert_eq!(serde_json::from_str::<Value>(&items[0][3]).unwrap(), metadata);
     }
+}
+
+proptest! {
+    // Each reads two large archives.
+    #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
     fn damage_to_an_archive_is_an_error_or_changes_nothing(at in any::<prop::sample::Index>(), bit in 0u8..8) {
