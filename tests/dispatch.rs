@@ -393,6 +393,14 @@ async fn a_bad_command_line_is_exit_code_two_and_says_what() {
         (&["--status", "--input", "in.jsonl"], "--input"),
         (&["--json"], "--status"),
         (&["--orgs", "orgs.toml"], "--input"),
+        (&["--template", "t.json"], "--input"),
+        (&["--input", "in.jsonl", "--form", "text"], "--template"),
+        (&["--input", "in.jsonl", "--path", "v1/x"], "--path"),
+        (&["--input", "in.jsonl", "--orgs", "orgs.toml", "--template", "none.json"], "--template none.json"),
+        (
+            &["--input", "in.jsonl", "--orgs", "orgs.toml", "--template", "bad.toml"],
+            "--template bad.toml: line 1, column 1",
+        ),
         (&["--orgs", "orgs.toml", "--demo-requests", "5"], "--demo-requests"),
         (&["--base-url", "http://x.test", "--demo-requests", "5"], "--demo-requests"),
         (&["--nonsense"], "--nonsense"),
@@ -863,9 +871,143 @@ async fn the_demonstration_answers_everything_near_the_fluid_limit() {
     }
 }
 
+fn gzip(text: &str) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    std::io::Write::write_all(&mut encoder, text.as_bytes()).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// The program reading a file of this name.
+fn reading(bench: &Bench, name: &str, content: &[u8], more: &[&str]) -> Command {
+    std::fs::write(bench.path(name), content).unwrap();
+    let mut args = vec!["--input", name, "--output", "out.jsonl", "--orgs", "orgs.toml", "--report", "report.json"];
+    args.extend(more);
+    let mut command = command(&args);
+    command.current_dir(bench.dir.path());
+    command
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_archive_of_requests_is_sent_like_the_file_in_it() {
+    let bench = Bench::new(Dialect::Anthropic, [org(0), org(1)]).await;
+    // Two archives, joined.
+    let packed = [gzip(&bench.lines(0..200)), gzip(&bench.lines(200..500))].concat();
+    let output = reading(&bench, "in.jsonl.gz", &packed, &[]).output().await.unwrap();
+    assert_eq!(code(&output), 0, "{}", said(&output));
+    assert!(said(&output).contains("500 requests, "), "{}", said(&output));
+    assert_eq!((bench.answers().len(), outcomes(&bench.answers())), (500, BTreeMap::from([("ok", 500)])));
+    assert_eq!(bench.server.truth().answered_once, 500);
+
+    let mut child = bench.pipes(&[]);
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(&gzip(&bench.lines(0..9))).await.unwrap();
+    drop(stdin);
+    let output = child.wait_with_output().await.unwrap();
+    assert_eq!(code(&output), 0, "{}", said(&output));
+    assert_eq!(answers(&String::from_utf8(output.stdout).unwrap()).len(), 9);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_archive_that_is_cut_off_sends_nothing_of_a_file_whatever_is_done_with_bad_lines() {
+    let bench = Bench::new(Dialect::Anthropic, [org(0)]).await;
+    let packed = gzip(&bench.lines(0..500));
+    let cut = packed.len() - 9;
+    let output = reading(&bench, "in.jsonl.gz", &packed[..cut], &["--on-bad-input", "skip"]).output().await.unwrap();
+    assert_eq!(code(&output), 2, "{}", said(&output));
+    let why = format!("cannot be read: the gzip archive is cut off: it ends after {cut} bytes");
+    assert!(said(&output).contains("in.jsonl.gz: line ") && said(&output).contains(&why), "{}", said(&output));
+    assert_eq!(bench.server.truth().calls(), 0);
+    assert!(!bench.path("out.jsonl").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prompts_are_put_into_the_template_and_sent() {
+    for (dialect, template) in [
+        (
+            Dialect::Anthropic,
+            r#"{"model":"claude-haiku-4-5","max_tokens":8,"messages":[{"role":"user","content":"{{prompt}}"}]}"#,
+        ),
+        (Dialect::OpenAi, r#"{"model":"text-embedding-3-small","input":"{{prompt}}"}"#),
+    ] {
+        let bench = Bench::new(dialect, [org(0)]).await;
+        std::fs::write(bench.path("t.json"), template).unwrap();
+        let text = "\u{feff}a \"quoted\" \\ prompt\r\n\r\nanother\u{2028}one\r\na \"quoted\" \\ prompt, and more";
+        let output = reading(&bench, "in.txt", text.as_bytes(), &["--template", "t.json"]).output().await.unwrap();
+        assert_eq!(code(&output), 0, "{}", said(&output));
+        assert_eq!(bench.answers().keys().collect::<Vec<_>>(), ["line-1", "line-3", "line-4"]);
+        assert_eq!(bench.server.truth().answered_once, 3, "three bodies, each its own");
+
+        std::fs::remove_file(bench.path("out.jsonl")).unwrap();
+        let lists = "[\"one\", \"two\"]\n[\"three\"]\n";
+        let output = reading(&bench, "in.json", lists.as_bytes(), &["--template", "t.json"]).output().await.unwrap();
+        assert_eq!(code(&output), 0, "{}", said(&output));
+        assert_eq!(bench.answers().keys().collect::<Vec<_>>(), ["list-1-0", "list-1-1", "list-2-0"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_comes_back_with_the_answer_of_every_outcome() {
+    let bench = Bench::new(Dialect::OpenAi, [org(0)]).await;
+    let line = |metadata: &str, path: &str| {
+        format!("{{\"model\":\"gpt-4o-mini\",\"{path}\":[\"x\"],\"metadata\":{metadata}}}\n")
+    };
+    let text = [
+        line("{\"row\": 1.50}", "messages"),
+        line(&format!("{{\"custom_id\":\"mine\",\"key\":\"{}\"}}", KEYS[0]), "input"),
+        "{\"model\":\"gpt-4o-mini\",\"messages\":[]}\n".to_owned(),
+    ];
+    let output = reading(&bench, "in.jsonl", text.concat().as_bytes(), &[]).output().await.unwrap();
+    assert_eq!(code(&output), 0, "{}", said(&output));
+    assert!(bench.text("out.jsonl").contains(r#""metadata":{"row": 1.50}"#), "as it was written");
+    let answers = bench.answers();
+    assert_eq!(answers["mine"]["metadata"]["key"], "***", "a key stays out of the output");
+    assert!(answers["line-3"].get("metadata").is_none());
+
+    std::fs::remove_file(bench.path("out.jsonl")).unwrap();
+    let more = ["--path", "/v1/nowhere"];
+    let output = reading(&bench, "in.jsonl", text.concat().as_bytes(), &more).output().await.unwrap();
+    assert_eq!(code(&output), 1, "{}", said(&output));
+    let answer = &bench.answers()["line-1"];
+    assert_eq!((&answer["outcome"], &answer["metadata"]["row"]), (&json!("terminal"), &json!(1.5)), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_lines_that_are_skipped_are_named_counted_and_make_the_exit_code_one() {
+    let bench = Bench::new(Dialect::Anthropic, [org(0)]).await;
+    let bad = "{\"custom_id\":\"b\"}\n".repeat(12);
+    let text = format!("{}{bad}{}", bench.lines(0..5), bench.lines(5..9));
+    let skip = ["--on-bad-input", "skip"];
+    let output = reading(&bench, "in.jsonl", text.as_bytes(), &skip).output().await.unwrap();
+    assert_eq!(code(&output), 1, "{}", said(&output));
+    for line in 6..16 {
+        let expected = format!("skipped: in.jsonl: line {line}, column 1: neither");
+        assert_eq!(said(&output).matches(&expected).count(), 1, "{}", said(&output));
+    }
+    assert!(!said(&output).contains("line 16"), "ten are named");
+    assert!(said(&output).contains("9 of 9 ok, 0 missing, 12 bad lines skipped"), "{}", said(&output));
+    assert_eq!((&bench.report()["bad_input"], &bench.report()["exit_code"]), (&json!(12), &json!(1)));
+    assert_eq!(outcomes(&bench.answers()), BTreeMap::from([("ok", 9)]));
+
+    let output = bench.files(&["--on-bad-input", "skip", "--dry-run"]).output().await.unwrap();
+    assert_eq!(code(&output), 1);
+    assert!(said(&output).contains("9 requests are good, 12 bad lines skipped; nothing was sent"), "{}", said(&output));
+
+    let mut child = bench.pipes(&["--on-bad-input", "skip", "--quiet"]);
+    child.stdin.take().unwrap().write_all(text.as_bytes()).await.unwrap();
+    let output = child.wait_with_output().await.unwrap();
+    assert_eq!((code(&output), said(&output).lines().count()), (1, 1), "{}", said(&output));
+    assert_eq!((&bench.report()["bad_input"], &bench.report()["ok"]), (&json!(12), &json!(9)));
+
+    std::fs::remove_file(bench.path("out.jsonl")).unwrap();
+    let output = reading(&bench, "in.jsonl", bad.as_bytes(), &skip).output().await.unwrap();
+    assert_eq!(code(&output), 1, "{}", said(&output));
+    assert!(said(&output).contains("no good line"), "{}", said(&output));
+    assert_eq!((&bench.report()["bad_input"], &bench.report()["expected"]), (&json!(12), &json!(0)));
+}
+
 mod reader {
     use super::{
-        input::{BadInput, Items},
+        input::{BadInput, Items, Reading},
         resume::{Resume, Wish},
     };
     use proptest::prelude::*;
@@ -873,7 +1015,7 @@ mod reader {
     use tower_quota::org::{Dialect, Family};
 
     fn read(bytes: &[u8]) -> Result<Vec<String>, BadInput> {
-        let mut items = Items::new(Cursor::new(bytes), "x", None);
+        let mut items = Items::new(Cursor::new(bytes), "x", Reading::default());
         let mut ids = Vec::new();
         while let Some(item) = items.next_item()? {
             ids.push(item.custom_id);
@@ -884,12 +1026,12 @@ mod reader {
     #[test]
     fn the_body_is_kept_byte_for_byte_and_the_family_read() {
         let line = br#" {"custom_id":"\u0061","params": {"model" : "claude-haiku-4-5", "big": 12345678901234567890.10} , "more":1}"#;
-        let mut items = Items::new(Cursor::new(&line[..]), "x", None);
+        let mut items = Items::new(Cursor::new(&line[..]), "x", Reading::default());
         let item = items.next_item().unwrap().unwrap();
         assert_eq!((item.custom_id.as_str(), item.path.as_str()), ("a", "/v1/messages"));
         assert_eq!(item.body, &br#"{"model" : "claude-haiku-4-5", "big": 12345678901234567890.10}"#[..]);
         assert_eq!(item.family, Family::new("haiku"));
-        assert_eq!(items.form(), Some(Dialect::Anthropic));
+        assert_eq!(items.dialect(), Some(Dialect::Anthropic));
         assert!(items.next_item().unwrap().is_none());
     }
 
@@ -904,7 +1046,7 @@ mod reader {
     #[test]
     fn a_line_beyond_the_bound_is_refused_without_being_read_whole() {
         let endless = std::io::BufReader::new(std::io::repeat(b' '));
-        let error = Items::new(endless, "x", None).next_item().unwrap_err();
+        let error = Items::new(endless, "x", Reading::default()).next_item().unwrap_err();
         assert!(error.to_string().contains("line 1, column 67108865: the line is longer than 64 MiB"), "{error}");
     }
 
@@ -964,7 +1106,7 @@ mod reader {
                 let earlier = ids[..i].iter().position(|id| *id == ids[i])?;
                 Some((earlier + 1, i + 1))
             });
-            let read = Resume::of_file(file.path(), None, None, file.path().parent().unwrap(), Wish::default());
+            let read = Resume::of_file(file.path(), &Reading::default(), None, file.path().parent().unwrap(), Wish::default());
             match (read.map(|(survey, ..)| survey), first) {
                 (Ok(survey), None) => prop_assert_eq!(survey.items, ids.len() as u64),
                 (Err(error), Some((earlier, line))) => {

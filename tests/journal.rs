@@ -177,7 +177,9 @@ async fn a_hit_readies_nothing_below_and_a_miss_readies_what_it_calls() {
     let (probe, shelf) = (good(), Shelf::default());
     let mut service = task::spawn(over(&probe, &shelf));
     for _ in 0..3 {
-        assert_ready_ok!(service.enter(|cx, mut service| Service::<Request<Full<Bytes>>>::poll_ready(&mut *service, cx)));
+        assert_ready_ok!(
+            service.enter(|cx, mut service| Service::<Request<Full<Bytes>>>::poll_ready(&mut *service, cx))
+        );
     }
     assert_eq!(probe.readies(), 0, "always ready");
     // The probe panics when it is called and was not ready; its clones are not.

@@ -3,26 +3,57 @@
 use std::{num::NonZeroU32, num::NonZeroUsize, path::PathBuf, time::Duration};
 
 use clap::{Parser, ValueEnum};
-use http::Uri;
+use http::{Uri, uri::PathAndQuery};
 use tower_quota::org::Dialect;
+
+use crate::input::Prompts;
 
 /// Sends many requests to a provider's API, over all your organisations' quotas at once.
 ///
 /// Without arguments it starts a simulated provider on this machine and sends 6,000 requests to it. With --input it does
-/// real work: one JSON request a line in, one JSON answer a line out.
+/// real work: one request or prompt a line in, one JSON answer a line out.
 ///
-/// Exit code: 0 if every id was answered `ok`; 1 if some were not; 2 for a bad command line or input, naming file, line and
-/// column, or for damage to the output; 130 after Ctrl-C, which prints the command that goes on. With --status: 0, also where there is no file; 1 if the file cannot be read.
+/// Exit code: 0 if every id was answered `ok`; 1 if some were not, or bad lines were skipped; 2 for a bad command line or input, naming
+/// file, line and column, or for damage to the output; 130 after Ctrl-C, which prints the command that goes on. With --status: 0, also where
+/// there is no file; 1 if the file cannot be read.
 #[derive(Debug, Parser)]
 #[command(name = "dispatch", version, max_term_width = 100)]
 pub(crate) struct Args {
-    /// Requests, one a line, in Anthropic's or OpenAI's batch form; `-` reads standard input.
+    /// Requests or prompts, one a line; `-` reads standard input.
+    ///
+    /// A request is a line of Anthropic's or OpenAI's batch form, or a body alone, such as {"model": …, "messages": […]}. A body may
+    /// have `metadata`, which is not sent and comes back with the answer; its id is `metadata.custom_id`, or else `line-N`. With
+    /// --template lines are prompts.
+    ///
+    /// A name that ends in .gz or .zst is read as such an archive; elsewhere, also on standard input, the first bytes tell.
     ///
     /// A file is read twice: all of it is checked before anything is sent. Standard input is checked as it comes, and a bad
     /// line ends the admission of requests. To find an id given twice, ids are sorted or looked up in a temporary file, beside the
     /// output if there is room; memory does not grow with the input, but for a bit of each line.
     #[arg(long, value_name = "FILE|-")]
     pub(crate) input: Option<PathBuf>,
+
+    /// A request's body with {{prompt}} in a string of it: each line of the input is a prompt for it, or each string of lists.
+    ///
+    /// Lists are JSON arrays of strings: one for the whole file, or one a line. Answers have the ids `line-N` by the line's number, or
+    /// `list-L-I` by the list's number and the string's index, from 0. Lines put in or taken out shift the ids of those that follow.
+    #[arg(long, value_name = "FILE.json", requires = "input")]
+    pub(crate) template: Option<PathBuf>,
+
+    /// How prompts are written. Else the first line of the input tells: a list begins with a bracket and a string.
+    #[arg(long, value_enum, requires = "template")]
+    pub(crate) form: Option<PromptForm>,
+
+    /// Where bodies and templates are posted. Else they tell: `messages` go to /v1/messages or /v1/chat/completions, `input` goes
+    /// to /v1/embeddings.
+    #[arg(long, value_name = "PATH", requires = "input", value_parser = path)]
+    pub(crate) path: Option<PathAndQuery>,
+
+    /// What a bad line does: `stop` ends the run, `skip` names it and goes on; of more than ten the rest is only counted.
+    ///
+    /// An input that cannot be read on, lines of several forms and an id that comes twice end the run in any case.
+    #[arg(long, value_enum, requires = "input", default_value_t)]
+    pub(crate) on_bad_input: OnBadInput,
 
     /// Where answers go, one a line in the order they come; `-` is standard output, the default with --input.
     ///
@@ -70,7 +101,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "URL", requires = "input", value_parser = base_url)]
     pub(crate) base_url: Option<Uri>,
 
-    /// The API spoken: by the simulated provider, or by the orgs from the environment. Else the first line of the input tells.
+    /// The API spoken: by the simulated provider, or by the orgs from the environment. Else the first line of the input tells, or
+    /// the template; of a body alone the model tells: `claude` in its name is Anthropic's API, another one OpenAI's.
     #[arg(long, value_enum)]
     pub(crate) dialect: Option<Speech>,
 
@@ -163,6 +195,34 @@ impl From<Speech> for Dialect {
     }
 }
 
+/// How prompts are written, as an argument.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum PromptForm {
+    /// Plain text, one a line.
+    Text,
+    /// JSON arrays of strings.
+    List,
+}
+
+impl From<PromptForm> for Prompts {
+    fn from(form: PromptForm) -> Self {
+        match form {
+            PromptForm::Text => Prompts::Text,
+            PromptForm::List => Prompts::List,
+        }
+    }
+}
+
+/// What a bad line does.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub(crate) enum OnBadInput {
+    /// It ends the run: of a file before anything is sent.
+    #[default]
+    Stop,
+    /// It is named, counted and left out.
+    Skip,
+}
+
 fn at_least_one<N: std::str::FromStr>(text: &str) -> Result<N, String> {
     text.parse().map_err(|_| "must be a number, at least 1".to_owned())
 }
@@ -182,6 +242,13 @@ fn duration(text: &str) -> Result<Duration, String> {
         return Err("must be at most ten years".to_owned());
     }
     Ok(duration)
+}
+
+fn path(text: &str) -> Result<PathAndQuery, String> {
+    match text.parse::<PathAndQuery>() {
+        Ok(path) if text.starts_with('/') => Ok(path),
+        _ => Err("no path that begins with /".to_owned()),
+    }
 }
 
 fn base_url(text: &str) -> Result<Uri, String> {

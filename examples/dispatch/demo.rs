@@ -69,5 +69,6 @@ pub(crate) fn item(dialect: Dialect, number: u64) -> Item {
         path: PathAndQuery::from_static(path),
         family: Family::of_model(model),
         body: Bytes::from(body.to_string()),
+        metadata: None,
     }
 }

@@ -31,9 +31,10 @@ mod words;
 use std::{
     fmt,
     fs::File,
-    io::{self, BufReader, IsTerminal, Write},
+    io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
     process::ExitCode,
+    sync::Arc,
     time::Duration,
 };
 
@@ -42,9 +43,9 @@ use tower_quota::org::{Dialect, Family, Orgs};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
-    args::{Args, is_standard},
+    args::{Args, OnBadInput, is_standard},
     claim::Claim,
-    input::{BadInput, Item, Items},
+    input::{BadInput, Item, Items, Reading, Skips, Template},
     output::Output,
     panel::{Stderr, say},
     report::Report,
@@ -118,6 +119,7 @@ async fn demonstrate(args: &Args) -> Result<u8, Failure> {
         claim: claim(args)?,
         resume: Resume::default(),
         fresh: true,
+        skips: None,
     };
     let mut numbers = 1..=total;
     let next = move || Ok(numbers.next().map(|number| demo::item(dialect, number)));
@@ -133,6 +135,7 @@ async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
     let journal = kept::path(args);
     let files = [
         ("--input", Some(input)),
+        ("--template", args.template.as_deref()),
         ("--orgs", args.orgs.as_deref()),
         ("--output", args.output.as_deref()),
         ("--ordered", args.ordered.as_deref()),
@@ -154,10 +157,10 @@ async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
         None => None,
     };
     let spoken = args.dialect.map(Dialect::from);
-    let form = orgs.as_ref().map(Orgs::dialect).or(spoken);
-    if let (Some(form), Some(spoken)) = (form, spoken) {
-        if form != spoken {
-            return Err(Failure::new(format!("--dialect {}, but the orgs speak {}", spoken.name(), form.name())));
+    let dialect = orgs.as_ref().map(Orgs::dialect).or(spoken);
+    if let (Some(dialect), Some(spoken)) = (dialect, spoken) {
+        if dialect != spoken {
+            return Err(Failure::new(format!("--dialect {}, but the orgs speak {}", spoken.name(), dialect.name())));
         }
     }
 
@@ -166,17 +169,40 @@ async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
     }
     let claim = claim(args)?;
 
+    let reading = reading(args, dialect)?;
+    let skips = reading.skips.clone();
     let earlier = claim.as_ref().filter(|_| !args.fresh);
-    let Source { form, families, total, what, next, resume } = Source::open(args, input, form, earlier)?;
-    let Some(form) = form else { return nothing(args, claim).await };
+    let Source { dialect, families, total, what, next, resume } = Source::open(args, input, &reading, earlier)?;
+    let Some(dialect) = dialect else {
+        return nothing(args, claim, skips.map_or(0, |skips| skips.count())).await;
+    };
     let orgs = match orgs {
         Some(orgs) => orgs,
-        None => Orgs::from_env_for(form)
+        None => Orgs::from_env_for(dialect)
             .map_err(|error| Failure(format!("{error}; or name a file of orgs: --orgs FILE.toml")))?,
     };
     let (orgs, fresh) = (chosen(args, orgs)?, args.fresh);
-    let job = Job { orgs, what, families, total, fluid_limit: None, headroom_file, claim, resume, fresh };
+    let job = Job { orgs, what, families, total, fluid_limit: None, headroom_file, claim, resume, fresh, skips };
     job.run(args, next).await
+}
+
+/// How the command line says that the input is read.
+fn reading(args: &Args, dialect: Option<Dialect>) -> Result<Reading, Failure> {
+    let template = match &args.template {
+        Some(file) => Some(Arc::new(Template::load(file, dialect, args.path.clone())?)),
+        None => None,
+    };
+    let quiet = args.quiet;
+    let skips = match args.on_bad_input {
+        OnBadInput::Stop => None,
+        OnBadInput::Skip => Some(Arc::new(Skips::new(move |text| {
+            if !quiet {
+                say(text);
+            }
+        }))),
+    };
+    let (path, prompts) = (args.path.clone(), args.form.map(Into::into));
+    Ok(Reading { dialect, path, template, prompts, skips })
 }
 
 /// Gives the next item; may block.
@@ -184,8 +210,8 @@ type Next = Box<dyn FnMut() -> Result<Option<Item>, BadInput> + Send>;
 
 /// The input, opened, and a file also checked.
 struct Source {
-    /// `None` where there is not a single line.
-    form: Option<Dialect>,
+    /// `None` where there is not a single good line.
+    dialect: Option<Dialect>,
     /// Those of a file; of a stream that of the first line.
     families: Vec<Family>,
     /// How many items a file has.
@@ -198,7 +224,7 @@ struct Source {
 }
 
 impl Source {
-    fn open(args: &Args, input: &Path, form: Option<Dialect>, earlier: Option<&Claim>) -> Result<Self, Failure> {
+    fn open(args: &Args, input: &Path, reading: &Reading, earlier: Option<&Claim>) -> Result<Self, Failure> {
         let wish = Wish { retry_failed: args.retry_failed, ordered: args.ordered.is_some() };
         let folder = match args.output.as_deref().filter(|output| can_hold(Some(output))) {
             Some(output) => folder_of(output).to_owned(),
@@ -206,13 +232,13 @@ impl Source {
         };
         // Only a file can be read twice: a pipe may have a name too.
         if !is_standard(input) && std::fs::metadata(input).is_ok_and(|metadata| metadata.is_file()) {
-            let (survey, mut sending, resume) = Resume::of_file(input, form, earlier, &folder, wish)?;
+            let (survey, mut sending, resume) = Resume::of_file(input, reading, earlier, &folder, wish)?;
             let (requests, size) = (words::count(survey.items, "request"), words::size(survey.bytes));
             let mut what = format!("{requests}, {size}, from {}", input.display());
             for (family, count) in survey.families.iter().take(8) {
                 what.push_str(&format!(", {count} {family}"));
             }
-            let mut items = input::open(input, survey.form)?;
+            let mut items = input::open(input, reading)?;
             let next = Box::new(move || {
                 while !sending.is_over() {
                     match items.next_item()? {
@@ -223,21 +249,22 @@ impl Source {
                 Ok(None)
             });
             let families = survey.families.into_keys().collect();
-            return Ok(Source { form: survey.form, families, total: Some(survey.items), what, next, resume });
+            return Ok(Source { dialect: survey.form, families, total: Some(survey.items), what, next, resume });
         }
         let name = if is_standard(input) { "standard input".to_owned() } else { input.display().to_string() };
-        let source: Box<dyn io::Read + Send> = if is_standard(input) {
-            Box::new(io::stdin())
+        let source = if is_standard(input) {
+            input::unpacked(io::stdin(), input)
         } else {
-            Box::new(File::open(input).map_err(|error| Failure(format!("{name}: {error}")))?)
+            File::open(input).and_then(|file| input::unpacked(file, input))
         };
+        let source = source.map_err(|error| Failure(format!("{name}: {error}")))?;
         let resume = Resume::of_stream(earlier, &folder, wish)?;
-        let mut items = Items::new(BufReader::with_capacity(1 << 16, source), &name, form);
+        let mut items = Items::new(source, &name, reading.clone());
         let first = items.next_placed()?;
         let families = first.iter().map(|(item, _)| item.family.clone()).collect();
-        let form = first.as_ref().and_then(|_| items.form());
+        let dialect = first.as_ref().and_then(|_| items.dialect());
         let next = Box::new(resume.new_items(items, first));
-        Ok(Source { form, families, total: None, what: format!("requests from {name}"), next, resume })
+        Ok(Source { dialect, families, total: None, what: format!("requests from {name}"), next, resume })
     }
 }
 
@@ -272,11 +299,12 @@ struct Job {
     resume: Resume,
     /// Whether an output that is there is set aside.
     fresh: bool,
+    skips: Option<Arc<Skips>>,
 }
 
 impl Job {
     async fn run(self, args: &Args, mut next: Next) -> Result<u8, Failure> {
-        let Job { orgs, what, families, total, fluid_limit, headroom_file, claim, mut resume, fresh } = self;
+        let Job { orgs, what, families, total, fluid_limit, headroom_file, claim, mut resume, fresh, skips } = self;
         // Before the output is touched: an org that cannot be used is a bad command line.
         let journal = if args.dry_run { None } else { kept::open(args, fresh)? };
         let wire = Wire::new(args, &orgs, &families, journal).map_err(Failure::new)?;
@@ -291,8 +319,10 @@ impl Job {
                 read += 1;
             }
             let (requests, are) = (words::count(read, "request"), if read == 1 { "is" } else { "are" });
-            say(&format!("{what}\nover {}\n{requests} {are} good; nothing was sent", over.join(", ")));
-            return Ok(0);
+            let bad = skips.map_or(0, |skips| skips.count());
+            let and = if bad > 0 { format!(", {} skipped", words::count(bad, "bad line")) } else { String::new() };
+            say(&format!("{what}\nover {}\n{requests} {are} good{and}; nothing was sent", over.join(", ")));
+            return Ok(u8::from(bad > 0));
         }
         if !args.quiet {
             say(&format!("{what}\nover {}", over.join(", ")));
@@ -324,6 +354,7 @@ impl Job {
             neighbours,
             restored,
             again,
+            skips,
         };
         let mut report = run::run(run).await.map_err(Failure::new)?;
         if let Some(claim) = claim.as_mut().filter(|_| !report.output_failed()) {
@@ -395,14 +426,18 @@ fn start_output(args: &Args, claim: Option<&Claim>) -> io::Result<Output> {
     Output::start(sink, file)
 }
 
-/// An empty input: nothing to send, so no orgs are needed.
-async fn nothing(args: &Args, claim: Option<Claim>) -> Result<u8, Failure> {
-    say("the input is empty; nothing was sent");
+/// An input without a good line: nothing to send, so no orgs are needed.
+async fn nothing(args: &Args, claim: Option<Claim>, bad_input: u64) -> Result<u8, Failure> {
+    let exit_code = u8::from(bad_input > 0);
+    say(match bad_input {
+        0 => "the input is empty; nothing was sent",
+        _ => "the input has no good line; nothing was sent",
+    });
     if args.dry_run {
-        return Ok(0);
+        return Ok(exit_code);
     }
     open_output(args, claim, args.fresh).map_err(|error| Failure(format!("--output: {error}")))?;
-    finish(args, Report::default())
+    finish(args, Report::of_nothing(bad_input, exit_code))
 }
 
 /// Reports, and says with what exit code to end.

@@ -57,6 +57,9 @@ struct Fields<'a> {
     error: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     response: Option<Box<RawValue>>,
+    /// What stood beside the request in the input.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Option<Box<RawValue>>,
 }
 
 /// Takes keys out of what providers echo.
@@ -80,7 +83,14 @@ impl Scrubber {
 }
 
 /// The line of an id, with its line feed.
-pub(crate) fn line(custom_id: &str, fingerprint: u128, verdict: &Verdict, seen: &Seen, scrubber: &Scrubber) -> Line {
+pub(crate) fn line(
+    custom_id: &str,
+    fingerprint: u128,
+    metadata: Option<&RawValue>,
+    verdict: &Verdict,
+    seen: &Seen,
+    scrubber: &Scrubber,
+) -> Line {
     let fields = Fields {
         custom_id,
         fingerprint: &format!("{fingerprint:032x}"),
@@ -90,6 +100,7 @@ pub(crate) fn line(custom_id: &str, fingerprint: u128, verdict: &Verdict, seen: 
         status: seen.status,
         error: verdict.error.as_deref(),
         response: verdict.body.as_ref().map(|body| json(body, scrubber)),
+        metadata: metadata.map(|metadata| json(metadata.get().as_bytes(), scrubber)),
     };
     let mut text = serde_json::to_vec(&fields).expect("strings, numbers and valid JSON serialise");
     text.push(b'\n');

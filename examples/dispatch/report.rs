@@ -214,6 +214,8 @@ impl FamilyReport {
 pub(crate) struct Report {
     /// Ids of the input: all of a file, or as many as were read of a stream.
     expected: u64,
+    /// Lines of the input that were skipped, since nothing could be sent of them. They are no ids.
+    bad_input: u64,
     ok: u64,
     /// Those that an earlier run has settled: they are counted as what they are too.
     restored: u64,
@@ -259,6 +261,7 @@ pub(crate) struct Report {
 #[derive(Debug)]
 pub(crate) struct Facts<'a> {
     pub(crate) expected: u64,
+    pub(crate) bad_input: u64,
     /// Lines written, by outcome.
     pub(crate) outcomes: &'a BTreeMap<&'static str, u64>,
     pub(crate) restored: &'a Restored,
@@ -299,6 +302,7 @@ impl Report {
         let fluid = facts.fluid_limit.map(|limit| limit.as_secs_f64());
         Report {
             expected: facts.expected,
+            bad_input: facts.bad_input,
             ok,
             restored: facts.restored.all() + facts.counts.from_journal,
             terminal: ended(Ending::Terminal),
@@ -331,6 +335,11 @@ impl Report {
         self.ended_by == Some("output")
     }
 
+    /// Of an input in which nothing could be sent.
+    pub(crate) fn of_nothing(bad_input: u64, exit_code: u8) -> Self {
+        Report { bad_input, exit_code, ..Report::default() }
+    }
+
     /// The whole report, for people.
     pub(crate) fn text(&self) -> String {
         let mut text = self.line();
@@ -351,7 +360,11 @@ impl Report {
         if self.restored > 0 {
             let _ = write!(line, ", {} from before", self.restored);
         }
-        let _ = write!(line, ", {} missing, in {:.2} s", self.missing, self.wall_s);
+        let _ = write!(line, ", {} missing", self.missing);
+        if self.bad_input > 0 {
+            let _ = write!(line, ", {} skipped", words::count(self.bad_input, "bad line"));
+        }
+        let _ = write!(line, ", in {:.2} s", self.wall_s);
         if let Some(by) = self.ended_by {
             let _ = write!(line, " (ended by {by})");
         }

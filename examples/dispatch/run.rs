@@ -10,6 +10,7 @@ use std::{
 };
 
 use futures_util::stream;
+use serde_json::value::RawValue;
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, MissedTickBehavior},
@@ -21,7 +22,7 @@ use tower_quota::{
 
 use crate::{
     fingerprint::fingerprint,
-    input::{BadInput, Item},
+    input::{BadInput, Item, Skips},
     kept,
     output::{Line, Output, Scrubber, Verdict, line},
     panel::{Panel, Standing, TICK, boards, say},
@@ -91,6 +92,8 @@ pub(crate) struct Run {
     pub(crate) restored: Arc<Restored>,
     /// The command that goes on where this run ends, if one does.
     pub(crate) again: Option<String>,
+    /// Who counts the input's bad lines, where they are skipped.
+    pub(crate) skips: Option<Arc<Skips>>,
 }
 
 /// Why a run ends before its input does.
@@ -128,6 +131,7 @@ impl Early {
 struct Live {
     custom_id: String,
     fingerprint: u128,
+    metadata: Option<Box<RawValue>>,
     tries: Tries,
 }
 
@@ -142,7 +146,7 @@ impl Desk<'_> {
         let seen = live.tries.seen();
         verdict.error = verdict.error.map(|error| self.scrubber.scrub(error));
         self.counts.add(&live.custom_id, &verdict, &seen);
-        line(&live.custom_id, live.fingerprint, &verdict, &seen, self.scrubber)
+        line(&live.custom_id, live.fingerprint, live.metadata.as_deref(), &verdict, &seen, self.scrubber)
     }
 }
 
@@ -161,6 +165,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
         mut neighbours,
         restored,
         again,
+        skips,
     } = run;
     let Feed { mut items, total } = feed;
     let scrubber = Scrubber::new(orgs.iter().filter_map(|org| org.key()).map(|key| key.reveal()));
@@ -177,7 +182,8 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
             None => None,
             Some(Ok((item, fingerprint))) => {
                 received += 1;
-                let live = Live { custom_id: item.custom_id, fingerprint, tries: Tries::default() };
+                let live =
+                    Live { custom_id: item.custom_id, fingerprint, metadata: item.metadata, tries: Tries::default() };
                 let request = wire::request(item.path, item.family, item.body, live.tries.clone(), salt(&live));
                 Some((live, request))
             }
@@ -281,7 +287,8 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
         }
         while let Some(Ok((item, fingerprint))) = items.recv().await {
             received += 1;
-            let unsent = Live { custom_id: item.custom_id, fingerprint, tries: Tries::default() };
+            let unsent =
+                Live { custom_id: item.custom_id, fingerprint, metadata: item.metadata, tries: Tries::default() };
             let line = desk.settle(&unsent, Early::verdict(early.as_ref()));
             if output.queue().send(line).await.is_err() {
                 break;
@@ -294,6 +301,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
 
     let expected = total.unwrap_or(0).max(received + restored.all());
     let ok = written.outcomes.get("ok").copied().unwrap_or(0) + restored.ok.load(Relaxed);
+    let bad_input = skips.map_or(0, |skips| skips.count());
     let exit_code = match &early {
         Some(Early::CtrlC) => 130,
         Some(Early::Input(bad)) => {
@@ -306,7 +314,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
             1
         }
         // Also what is written last must have reached the disk.
-        _ if ok == expected && written.result.is_ok() => 0,
+        _ if ok == expected && bad_input == 0 && written.result.is_ok() => 0,
         _ => 1,
     };
     match written.result {
@@ -325,6 +333,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     }
     Ok(Report::new(&Facts {
         expected,
+        bad_input,
         outcomes: &written.outcomes,
         restored: &restored,
         counts: &desk.counts,

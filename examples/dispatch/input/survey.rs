@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, io::BufRead, path::Path};
 use http::uri::PathAndQuery;
 use tower_quota::org::{Dialect, Family};
 
-use super::{BadInput, Item, Items, open};
+use super::{BadInput, Item, Items, Reading, open};
 
 /// What a whole file holds.
 #[derive(Debug, Default)]
@@ -22,21 +22,21 @@ pub(crate) struct Survey {
 /// path and its body.
 pub(crate) fn survey(
     path: &Path,
-    form: Option<Dialect>,
+    reading: &Reading,
     mut visit: impl FnMut(u64, &str, &PathAndQuery, &str) -> Result<(), BadInput>,
 ) -> Result<Survey, BadInput> {
     let mut survey = Survey::default();
-    let mut items = open(path, form)?;
+    let mut items = open(path, reading)?;
     while let Some(visited) = items.next_with(|_, parsed| {
         let number = survey.items;
         survey.items += 1;
         survey.bytes += parsed.body.len() as u64;
         *survey.families.entry(Family::of_model(&parsed.model)).or_default() += 1;
-        visit(number, &parsed.custom_id, &parsed.path, parsed.body)
+        visit(number, &parsed.custom_id, &parsed.path, &parsed.body)
     })? {
         visited?;
     }
-    survey.form = items.form().filter(|_| survey.items > 0);
+    survey.form = items.dialect().filter(|_| survey.items > 0);
     Ok(survey)
 }
 
@@ -64,9 +64,9 @@ impl<R: BufRead> Items<R> {
 }
 
 /// The fault of a file in which the items of these numbers have one id.
-pub(crate) fn twice(path: &Path, form: Option<Dialect>, second: u64, first: u64) -> BadInput {
+pub(crate) fn twice(path: &Path, reading: &Reading, second: u64, first: u64) -> BadInput {
     let find = || {
-        let mut items = open(path, form)?;
+        let mut items = open(path, reading)?;
         let (mut number, mut earlier) = (0, 0);
         while let Some((item, place)) = items.next_placed()? {
             if number == first {
@@ -87,8 +87,8 @@ pub(crate) fn twice(path: &Path, form: Option<Dialect>, second: u64, first: u64)
 }
 
 /// The id of the item of this number.
-pub(crate) fn id_of(path: &Path, form: Option<Dialect>, number: u64) -> Result<String, BadInput> {
-    let mut items = open(path, form)?;
+pub(crate) fn id_of(path: &Path, reading: &Reading, number: u64) -> Result<String, BadInput> {
+    let mut items = open(path, reading)?;
     for _ in 0..number {
         items.next_with(|_, _| ())?;
     }

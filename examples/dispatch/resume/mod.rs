@@ -23,8 +23,6 @@ use std::{
     },
 };
 
-use tower_quota::org::Dialect;
-
 use self::{
     bits::Bits,
     join::{Fate, Found, Joined, Mark, join},
@@ -37,7 +35,7 @@ use crate::{
     ending::Ending,
     fingerprint::fingerprint,
     input::{
-        BadInput, Item, Items,
+        BadInput, Item, Items, Reading,
         survey::{Place, Survey, id_of, survey, twice},
     },
 };
@@ -158,7 +156,7 @@ impl Resume {
     /// Reads a whole file, and at the same time what an earlier run has left. No id may be given twice.
     pub(crate) fn of_file(
         input: &Path,
-        form: Option<Dialect>,
+        reading: &Reading,
         claim: Option<&Claim>,
         folder: &Path,
         wish: Wish,
@@ -166,7 +164,7 @@ impl Resume {
         let mut items = Sorter::new(folder);
         let (surveyed, earlier) = std::thread::scope(|scope| {
             let earlier = claim.map(|claim| scope.spawn(|| Earlier::read(claim)));
-            let surveyed = survey(input, form, |number, id, path, body| {
+            let surveyed = survey(input, reading, |number, id, path, body| {
                 let more = if claim.is_some() { fingerprint(path, body.as_bytes()) } else { 0 };
                 items.push(Record { key: id_key(id), number, more }).map_err(unsorted)
             });
@@ -181,10 +179,10 @@ impl Resume {
         };
         let Joined { found, done, out, changed, twice: doubly } = joined.map_err(unsorted)?;
         if let Some((second, first)) = doubly {
-            return Err(twice(input, form, second, first));
+            return Err(twice(input, reading, second, first));
         }
         let changed = match changed {
-            Some(number) => Some(id_of(input, form, number)?),
+            Some(number) => Some(id_of(input, reading, number)?),
             None => None,
         };
         let left = survey.items - done.ones();
