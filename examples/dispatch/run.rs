@@ -197,6 +197,8 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     let started = Instant::now();
     let mut drive = Drive::new(wire.service, requests, wire.bound)?;
     let mut early = None;
+    // A stream comes once.
+    let with = if total.is_none() { ", with the same input" } else { "" };
     let mut deadline_at = deadline.map(|deadline| started + deadline);
     let mut stopping = false;
     let mut grace_ends = None;
@@ -220,7 +222,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
                 let (calls, have) = (words::count(calls as u64, "call"), if calls == 1 { "has" } else { "have" });
                 say(&format!("stopping: {calls} in flight {have} {grace} to end; Ctrl-C again ends at once"));
                 if let Some(again) = &again {
-                    say(&format!("to go on later: {again}"));
+                    say(&format!("to go on later{with}: {again}"));
                 }
             }
             () = at(grace_ends) => {
@@ -323,7 +325,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
         Err(error) => {
             let lines = words::count(written.outcomes.values().sum(), "line");
             let go_on = match &again {
-                Some(again) => format!("; make room and go on: {again}"),
+                Some(again) => format!("; make room and go on{with}: {again}"),
                 None => String::new(),
             };
             say(&format!(

@@ -291,17 +291,23 @@ impl Resume {
     }
 
     /// Makes the output what it is to be at the end: takes out rows that there are better ones of by now, and writes the copy in order.
-    pub(crate) fn close(&mut self, claim: &mut Claim, ordered: Option<&Path>) -> io::Result<Option<u64>> {
+    pub(crate) fn close(&mut self, claim: &mut Claim, ordered: Option<&Path>) -> io::Result<()> {
         let seen = self.seen.clone();
         let mut seen = seen.as_ref().map(|seen| seen.lock().unwrap_or_else(PoisonError::into_inner));
         if let Some(seen) = seen.as_ref().filter(|seen| seen.out().ones() > 0) {
-            rewrite::take_out(claim, seen.out())?;
+            let name = claim.name();
+            rewrite::take_out(claim, seen.out()).map_err(|error| naming("--output", &name, &error))?;
         }
-        let Some(path) = ordered else { return Ok(None) };
-        match (&mut self.order, &mut seen) {
-            (Some(order), _) => ordered::write_ordered(path, claim, order.iter()?).map(Some),
-            (None, Some(seen)) => ordered::write_ordered(path, claim, seen.order()?).map(Some),
-            (None, None) => Ok(None),
-        }
+        let Some(path) = ordered else { return Ok(()) };
+        let written = match (&mut self.order, &mut seen) {
+            (Some(order), _) => order.iter().and_then(|order| ordered::write_ordered(path, claim, order)),
+            (None, Some(seen)) => seen.order().and_then(|order| ordered::write_ordered(path, claim, order)),
+            (None, None) => Ok(()),
+        };
+        written.map_err(|error| naming("--ordered", &path.display().to_string(), &error))
     }
+}
+
+fn naming(argument: &str, file: &str, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{argument} {file}: {error}"))
 }

@@ -16,13 +16,13 @@ use crate::{
     whole::write_whole,
 };
 
-/// Writes the rows of these ids, in the order of their items, to `path`; gives how many. `order` is sorted by id; the number is the
+/// Writes the rows of these ids, in the order of their items, to `path`. `order` is sorted by id; the number is the
 /// item's.
 pub(crate) fn write_ordered(
     path: &Path,
     claim: &Claim,
     order: impl Iterator<Item = io::Result<Record>>,
-) -> io::Result<u64> {
+) -> io::Result<()> {
     let mut rows = Rows::new(BufReader::with_capacity(CHUNK, claim.read()?), &claim.name());
     let mut by_id = Sorter::new(claim.folder());
     let bad = |bad: BadInput| io::Error::other(bad.to_string());
@@ -47,7 +47,6 @@ pub(crate) fn write_ordered(
     }
     let mut source = claim.read()?;
     let mut by_item = by_item.finish();
-    let mut written = 0;
     write_whole(path, |file| {
         let mut line = Vec::new();
         for row in by_item.iter()? {
@@ -57,9 +56,7 @@ pub(crate) fn write_ordered(
             source.read_exact(&mut line)?;
             line.push(b'\n');
             file.write_all(&line)?;
-            written += 1;
         }
         Ok(())
-    })?;
-    Ok(written)
+    })
 }
