@@ -1,10 +1,13 @@
 //! The journal of a run: every answer is in it before its line is written, so that whoever ends the program takes none that was paid for.
 
-use std::path::{Path, PathBuf};
+use std::{
+    error::Error,
+    path::{Path, PathBuf},
+};
 
 use tower_quota::journal::{FileStore, Store, StoreError};
 
-use crate::{Failure, args::Args, can_hold, claim};
+use crate::{Failure, args::Args, can_hold, claim, wire::in_one_line};
 
 /// Where the journal is; `None` where there is none.
 pub(crate) fn path(args: &Args) -> Option<PathBuf> {
@@ -25,7 +28,8 @@ pub(crate) fn path(args: &Args) -> Option<PathBuf> {
 /// If another run has it, or it cannot be opened.
 pub(crate) fn open(args: &Args, fresh: bool) -> Result<Option<FileStore>, Failure> {
     let Some(path) = path(args) else { return Ok(None) };
-    let failure = |error: &dyn std::fmt::Display| Failure::new(format!("--journal {}: {error}", path.display()));
+    let failure =
+        |error: &(dyn Error + 'static)| Failure::new(format!("--journal {}: {}", path.display(), in_one_line(error)));
     if fresh && path.exists() {
         // Not while another run has it.
         drop(FileStore::open(&path).map_err(|error| failure(&error))?);
@@ -38,5 +42,5 @@ pub(crate) fn open(args: &Args, fresh: bool) -> Result<Option<FileStore>, Failur
 pub(crate) fn broken(store: Option<&FileStore>) -> Option<String> {
     let error: StoreError = store?.broken()?;
     let path: &Path = store?.path();
-    Some(format!("the journal {} cannot be written: {}", path.display(), crate::wire::in_one_line(&error)))
+    Some(format!("the journal {} cannot be written: {}", path.display(), in_one_line(&error)))
 }

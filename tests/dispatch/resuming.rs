@@ -390,8 +390,9 @@ async fn a_full_disk_stops_the_run_and_a_later_one_goes_on() {
     bench.input(&bench.lines(0..2_000));
     let program = program().to_str().unwrap();
     // A file may grow to 32 blocks of 512 or 1024 bytes.
-    let script =
-        format!("trap '' XFSZ; ulimit -f 32; exec {program} --input in.jsonl --output out.jsonl --orgs orgs.toml");
+    let script = format!(
+        "trap '' XFSZ; ulimit -f 32; exec {program} --input in.jsonl --output out.jsonl --no-journal --orgs orgs.toml"
+    );
     let mut shell = Command::new("sh");
     let output = shell.args(["-c", &script]).current_dir(bench.dir.path()).output().await.unwrap();
     let said = said(&output);
@@ -433,6 +434,30 @@ async fn b128_a_slow_reader_of_the_output_slows_admission() {
     let mut text = String::new();
     child.stdout.take().unwrap().read_to_string(&mut text).await.unwrap();
     assert_eq!((child.wait().await.unwrap().code(), answers(&text).len()), (Some(0), 5_000));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_journal_that_cannot_grow_stops_the_run_and_a_later_one_goes_on() {
+    let bench = bench().await;
+    bench.input(&bench.lines(0..3_000).replace("\"max_tokens\":8", "\"max_tokens\":4096"));
+    let program = program().to_str().unwrap();
+    // More than an empty journal, and less than it would take: 1,024 blocks of 512 or 1024 bytes.
+    let script = format!(
+        "trap '' XFSZ; ulimit -f 1024; exec {program} --input in.jsonl --output - --journal kept.journal --orgs orgs.toml > out.jsonl"
+    );
+    let mut shell = Command::new("sh");
+    let output = shell.args(["-c", &script]).current_dir(bench.dir.path()).output().await.unwrap();
+    let said = said(&output);
+    assert_eq!(code(&output), 1, "{said}");
+    assert!(said.contains("kept.journal cannot be written: ") && said.contains("Nothing more is sent"), "{said}");
+    let calls = bench.calls();
+    assert!(calls > 100 && calls < 3_000, "{calls} calls: admission stops");
+    let answered = bench.answers().values().filter(|row| row["outcome"] == "ok").count() as u64;
+    assert!(answered + 20 >= calls, "{answered} of {calls}: what was paid for has its row, though it is not kept");
+    let (code, said) = bench.run(&["--journal", "kept.journal"]).await;
+    assert_eq!(code, 0, "{said}");
+    assert_eq!(bench.calls(), calls + 3_000 - answered, "what has its row is not sent again");
+    assert_eq!(outcomes(&bench.answers()), BTreeMap::from([("ok", 3_000)]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
