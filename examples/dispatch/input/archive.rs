@@ -2,7 +2,8 @@
 //!
 //! A name that ends in `.gz` or `.zst` must hold such an archive. Of any other file, and of standard input, the first bytes
 //! tell: no archive begins as a text does. Archives joined one to another are read through. One that is cut off or damaged is
-//! an error: half of an input must not pass for the whole.
+//! an error: half of an input must not pass for the whole. Memory is bounded: an archive that needs more than 100 MiB to be
+//! unpacked, such as one by `zstd --long`, is refused.
 
 use std::{
     error::Error as StdError,
@@ -154,7 +155,6 @@ impl<R: Read> Zstd<R> {
     }
 
     fn broken(&self, error: &FrameDecoderError) -> io::Error {
-        // Its own words end in the code's names.
         broken(Format::Zstd, &self.source, error)
     }
 

@@ -300,16 +300,16 @@ impl<R: BufRead> Items<R> {
         }
     }
 
-    /// Whether the first prompt looks like something else: then it is the wrong file, or a template too much.
-    fn no_prompt(&self) -> Option<Trouble> {
-        let first = self.lists.is_none() && self.reading.template.is_some() && self.reading.prompts.is_none();
+    /// The first prompt must not look like a request: then it is the wrong file, or a template too much.
+    fn must_be_a_prompt(&self) -> Result<(), Trouble> {
+        let untold = self.reading.template.is_some() && self.reading.prompts.is_none() && self.lists.is_none();
         let line = text(&self.buffer, self.line).trim_ascii();
-        if !first || !line.starts_with(b"{") || serde_json::from_slice::<&RawValue>(line).is_err() {
-            return None;
+        if !untold || !line.starts_with(b"{") || serde_json::from_slice::<&RawValue>(line).is_err() {
+            return Ok(());
         }
         let problem = "with --template a line is a prompt, but this one is a JSON object: leave --template out if it is a \
                        request by itself; if it is a prompt, say --form text";
-        Some(Trouble::Whole(self.bad(0, problem.to_owned())))
+        Err(Trouble::Whole(self.bad(0, problem.to_owned())))
     }
 
     /// Reads the next line and hands what it says to what is in `make`; `None` at the end.
@@ -318,8 +318,8 @@ impl<R: BufRead> Items<R> {
         if !self.read()? {
             return Ok(None);
         }
-        if let Some(trouble) = self.no_prompt().filter(|_| first) {
-            return Err(trouble);
+        if first {
+            self.must_be_a_prompt()?;
         }
         let parsed = match parse(&self.buffer, self.line, self.lists.as_ref(), &self.reading, self.dialect()) {
             Ok(parsed) => parsed,
