@@ -14,6 +14,7 @@
 //!
 //! ```text
 //! drive              a bound on logical requests alive
+//! (journal)          answered before? then from the file, and nothing is sent (optional)
 //!   retry            two purses: errors, and 429s apart; hands the request back when it cannot go on
 //!     org balance    the less loaded of two ready orgs; one line a model family; no Buffer, no task
 //!       per member (an org × a model family):
@@ -71,6 +72,7 @@
 //! | what an answer means, and what that implies | [`outcome`] |
 //! | every way a provider says "not before" | [`hint`] |
 //! | every way a provider tells a quota, and one of your own | [`dialect`] |
+//! | not to send again what was answered, in this run or an earlier one | `journal` (feature `journal`) |
 //! | a stream of requests in, outcomes out | [`drive`] |
 //! | to be told of cuts, holds, retries, dead orgs | [`observe`] |
 //! | to tell other programs what is left of the quotas | [`headroom`] |
@@ -80,7 +82,7 @@
 //! # Features
 //!
 //! None is on by default. `client`: a ready-made hyper client; `rustls`: the same with HTTPS; `http2`: what HTTP/2 says was not
-//! processed is told from what broke, where a client of yours speaks it; `config`: pools from TOML; `ietf`: the IETF `RateLimit` fields as one more [dialect](dialect); `sim`: the simulated provider.
+//! processed is told from what broke, where a client of yours speaks it; `config`: pools from TOML; `ietf`: the IETF `RateLimit` fields as one more [dialect](dialect); `journal`: answers kept in a file (this one needs Rust 1.90, all others 1.85); `sim`: the simulated provider.
 //!
 //! [tower]: https://docs.rs/tower
 

@@ -8,11 +8,12 @@ use std::{
 };
 
 /// The layers of the matrix, from the wire up.
-const LAYERS: [&str; 10] = ["judge", "auth", "quota", "aimd", "health", "balance", "guard", "retry", "drive", "stack"];
+const LAYERS: [&str; 11] =
+    ["judge", "auth", "quota", "aimd", "health", "balance", "guard", "retry", "journal", "drive", "stack"];
 const CONTRACTS: usize = 9;
 const TRAPS: usize = 30;
 /// The cases, by family. Ids have gaps.
-const CASES: [(&str, &[u32]); 14] = [
+const CASES: [(&str, &[u32]); 15] = [
     ("RA", &[1, 2, 4, 5, 7, 8, 10, 11, 13, 14, 16, 17, 19, 20, 22, 23, 25, 26, 28]),
     ("CL", &[29, 31, 32, 34, 35, 37, 38, 40, 41]),
     ("KEY", &[43, 44, 46, 47, 49, 50]),
@@ -23,6 +24,7 @@ const CASES: [(&str, &[u32]); 14] = [
     ("RT", &[73, 74, 76, 77, 79, 80]),
     ("CB", &[82, 83, 85]),
     ("RET", &[86, 88, 89, 91]),
+    ("CACHE", &[124, 125]),
     ("NET", &[131, 133, 134]),
     ("TWR", &[143, 145, 146, 148, 149]),
     ("RES", &[116, 118, 119, 121, 122]),

@@ -16,7 +16,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, Wake, Waker},
 };
 
 use bytes::Bytes;
@@ -336,8 +336,8 @@ async fn dropped_at_any_point_it_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn what_is_no_finished_answer_is_never_kept() {
-    // B124: failures, empty and cut-off answers.
+async fn b124_what_is_no_finished_answer_is_never_kept() {
+    // Failures, empty and cut-off answers.
     let shelf = Shelf::default();
     for (status, class, body) in [
         (401, Class::Unauthorised, r#"{"error":{"type":"authentication_error"}}"#),
@@ -359,8 +359,8 @@ async fn what_is_no_finished_answer_is_never_kept() {
 }
 
 #[tokio::test]
-async fn an_unreadable_entry_is_a_miss() {
-    // B125: half an entry, one of another key, rubbish.
+async fn b125_an_unreadable_entry_is_a_miss() {
+    // Half an entry, one of another key, rubbish.
     let (probe, shelf) = (good(), Shelf::default());
     over(&probe, &shelf).oneshot(ask("a")).await.unwrap();
     over(&probe, &shelf).oneshot(ask("b")).await.unwrap();
@@ -490,4 +490,78 @@ async fn who_decides_what_is_kept_may_be_another() {
     let layer = JournalLayer::builder(shelf.clone()).keep(keep).build().unwrap();
     layer.layer(probe.clone()).oneshot(ask("a")).await.unwrap();
     assert_eq!((shelf.len(), asked.load(SeqCst)), (0, 1));
+}
+
+#[tokio::test]
+async fn a_waker_may_ask_again_whatever_wakes_it() {
+    /// Asks again where it is woken.
+    struct Asks(Mutex<Option<Over>>);
+
+    impl Wake for Asks {
+        fn wake(self: Arc<Self>) {
+            let Some(service) = self.0.lock().unwrap().take() else { return };
+            let mut call = task::spawn(service.oneshot(ask("a")));
+            let _ = call.poll();
+        }
+    }
+
+    let (probe, shelf) = (slow(), Shelf::default());
+    let service = over(&probe, &shelf);
+    for ends in [false, true] {
+        let mut leader = task::spawn(service.clone().oneshot(ask("a")));
+        assert_pending!(leader.poll());
+        let asks = Arc::new(Asks(Mutex::new(Some(service.clone()))));
+        let mut waits = Box::pin(service.clone().oneshot(ask("a")));
+        assert!(waits.as_mut().poll(&mut Context::from_waker(&Waker::from(asks.clone()))).is_pending());
+        if ends {
+            probe.release(probe.calls() - 1, Ok(said(200, Class::Ok, GOOD)));
+            assert_ready_ok!(leader.poll());
+        } else {
+            drop(leader);
+        }
+        assert!(asks.0.lock().unwrap().is_none(), "it was woken, and nothing hangs");
+    }
+}
+
+#[tokio::test]
+async fn over_the_whole_stack_a_second_run_sends_nothing_and_takes_no_slot() {
+    use tower_quota::{
+        journal::FileStore,
+        org::{Credential, Family, Org, Orgs},
+        sim::{Config, Dialect, OrgConfig, Sim},
+        stack::Stack,
+    };
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.journal");
+    let org = OrgConfig::new("a", "key-a").requests_per_minute(600_000.0);
+    let server = Sim::new(Config::new(Dialect::Anthropic).org(org)).unwrap().serve().await.unwrap();
+    let base = server.base_url();
+    let family = Family::of_model("m");
+    let ask = |number: usize| {
+        let body = format!(r#"{{"model":"m","max_tokens":4096,"messages":[{{"role":"user","content":"{number}?"}}]}}"#);
+        Request::post("/v1/messages").extension(family.clone()).body(Full::new(Bytes::from(body))).unwrap()
+    };
+    for run in 0..2 {
+        let org = Org::new("a").credential(Credential::new("key-a")).base_url(base.clone());
+        let stack = Stack::new(Orgs::new([org.clone()]).unwrap());
+        let service =
+            JournalLayer::new(FileStore::open(&path).unwrap()).layer(stack.build(tower_quota::client::http()).unwrap());
+        // Each prompt three times at once.
+        let asked = (0..90).map(|number| service.clone().oneshot(ask(number / 3)));
+        let answers = futures_util::future::join_all(asked).await;
+        let mut by = HashMap::<_, usize>::new();
+        for answer in answers {
+            let answer = answer.unwrap();
+            assert_eq!(answer.status(), 200);
+            *by.entry(how(&answer)).or_default() += 1;
+        }
+        assert_eq!(server.truth().ok(), 30, "run {run}");
+        let sent = by.get(&None).copied().unwrap_or_default();
+        let kept = by.get(&Some(Restored::Kept)).copied().unwrap_or_default();
+        assert!(if run == 0 { sent == 30 && kept == 0 } else { sent == 0 && kept >= 30 }, "{by:?}");
+        if run == 1 {
+            assert_eq!(org.family(&family).snapshot().in_flight, 0);
+        }
+    }
 }

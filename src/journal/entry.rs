@@ -140,7 +140,7 @@ mod tests {
             }
             let entry = Entry::of(StatusCode::from_u16(status).unwrap(), &headers, body.into());
             let written = entry.write(&KEY).unwrap();
-            prop_assert_eq!(Entry::read(&KEY, &written).as_ref(), Some(&entry));
+            prop_assert_eq!(Entry::read(&KEY, &written), Some(entry));
             let mut damaged = written.to_vec();
             damaged[at.index(written.len())] ^= 1 << bit;
             prop_assert_eq!(Entry::read(&KEY, &damaged.into()), None);

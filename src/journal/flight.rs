@@ -104,6 +104,8 @@ impl<A: Clone> Ticket<A> {
 
     /// Whose turn it is. Whoever waits is woken when the leader has ended, in whatever way.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Turn<A>> {
+        // Wakers are others' code: they are cloned and dropped while nothing is locked.
+        let mut waker = cx.waker().clone();
         let mut state = self.flight.lock();
         match &state.end {
             Some(End::Answered(answer)) => return Poll::Ready(Turn::Answered(answer.clone())),
@@ -116,8 +118,12 @@ impl<A: Clone> Ticket<A> {
             return Poll::Ready(Turn::Lead(state.paid.clone()));
         }
         match state.waiting.iter_mut().find(|(number, _)| *number == self.number) {
-            Some((_, waker)) => waker.clone_from(cx.waker()),
-            None => state.waiting.push((self.number, cx.waker().clone())),
+            Some((_, before)) => {
+                mem::swap(before, &mut waker);
+                drop(state);
+                drop(waker);
+            }
+            None => state.waiting.push((self.number, waker)),
         }
         Poll::Pending
     }
@@ -163,7 +169,8 @@ impl<A> Drop for Ticket<A> {
         let mut flights = self.flights.lock();
         let mut state = self.flight.lock();
         state.parties -= 1;
-        state.waiting.retain(|(number, _)| *number != self.number);
+        let own = state.waiting.iter().position(|(number, _)| *number == self.number);
+        let own = own.map(|at| state.waiting.remove(at));
         let mut woken = vec![];
         if self.leads {
             state.is_led = false;
@@ -177,12 +184,15 @@ impl<A> Drop for Ticket<A> {
         }
         drop(state);
         drop(flights);
+        drop(own);
         woken.into_iter().for_each(|(_, waker)| waker.wake());
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use tokio_test::task;
 
     use super::*;
@@ -197,18 +207,19 @@ mod tests {
     fn the_first_leads_and_the_others_have_its_answer() {
         let flights = flights();
         let mut tickets = [(); 3].map(|()| Some(flights.join(KEY)));
-        let mut tasks = [(); 3].map(|()| task::spawn(()));
-        let mut poll = |at: usize, tickets: &mut [Option<Ticket<u8>>; 3]| {
-            tasks[at].enter(|cx, _| tickets[at].as_mut().unwrap().poll(cx))
+        let tasks = [(); 3].map(|()| RefCell::new(task::spawn(())));
+        let woken = |at: usize| tasks[at].borrow().is_woken();
+        let poll = |at: usize, tickets: &mut [Option<Ticket<u8>>; 3]| {
+            tasks[at].borrow_mut().enter(|cx, _| tickets[at].as_mut().unwrap().poll(cx))
         };
         assert_eq!(poll(1, &mut tickets), Poll::Ready(Turn::Lead(None)), "the first to be polled");
         assert_eq!(poll(0, &mut tickets), Poll::Pending);
         assert_eq!(poll(2, &mut tickets), Poll::Pending);
         assert_eq!(flights.join(Key::from_bytes([2; 32])).flights.count(), 2, "another key is another flight");
         tickets[1].take().unwrap().answered(7);
+        assert_eq!([0, 1, 2].map(|at| woken(at)), [true, false, true]);
         assert_eq!(poll(0, &mut tickets), Poll::Ready(Turn::Answered(7)));
         assert_eq!(poll(2, &mut tickets), Poll::Ready(Turn::Answered(7)));
-        assert!(!tasks[1].is_woken() && tasks[0].is_woken() && tasks[2].is_woken());
         assert_eq!(flights.count(), 0);
         assert_eq!(task::spawn(()).enter(|cx, _| flights.join(KEY).poll(cx)), Poll::Ready(Turn::Lead(None)), "anew");
         assert_eq!(flights.count(), 0);

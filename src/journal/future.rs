@@ -37,6 +37,8 @@ struct Answer {
     stamp: Option<Stamp>,
 }
 
+type Ended<RB, E> = Result<Response<JournalBody<RB>>, JournalError<E>>;
+
 /// What only who has sent the request gets: the rest of the head, and trailers.
 struct Own {
     head: response::Parts,
@@ -107,7 +109,7 @@ where
     RB: Body + Unpin,
     RB::Error: Unpin,
 {
-    type Output = Result<Response<JournalBody<RB>>, JournalError<S::Error>>;
+    type Output = Ended<RB, S::Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let result = ready!(self.as_mut().poll_steps(cx));
@@ -127,10 +129,7 @@ where
     RB: Body + Unpin,
     RB::Error: Unpin,
 {
-    fn poll_steps(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Response<JournalBody<RB>>, JournalError<S::Error>>> {
+    fn poll_steps(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended<RB, S::Error>> {
         let mut this = self.project();
         loop {
             let next = match this.step.as_mut().project() {

@@ -134,7 +134,7 @@ async fn a_process_that_was_killed_keeps_no_lock_and_loses_nothing_that_it_saw()
         questions = last;
         let store = open(&path);
         for number in 0..=questions {
-            assert_eq!(store.get(&key(&number.to_string())).await.unwrap().is_some(), true, "{number}");
+            assert!(store.get(&key(&number.to_string())).await.unwrap().is_some(), "{number}");
         }
         assert!(store.broken().is_none());
     }
@@ -239,9 +239,13 @@ async fn damage_that_shows_in_the_midst_of_a_run_is_mended_without_a_word_to_cal
     let store = open(&path);
     let length = fs::metadata(&path).unwrap().len();
     fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(length / 3).unwrap();
-    ask_all(&store, 0..440).await;
+    // What was lost shows bit by bit: some of it is still in memory, and is answered.
+    for _ in 0..3 {
+        ask_all(&store, 0..440).await;
+    }
     assert_eq!(ask_all(&store, 0..440).await, 440);
     assert!(store.broken().is_none());
+    assert!(folder.path().join("a.journal.damaged").exists());
     drop(store);
     assert_eq!(ask_all(&open(&path), 0..440).await, 440);
 }

@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn what_seems_to_hold_itself_over_and_over_is_not_read_for_ever() {
         // Each says that it is as long as almost all that follows.
-        let one = [&seal::MAGIC[..], &(6 << 20_u32).to_le_bytes(), &[0; 48]].concat();
+        let one = [&seal::MAGIC[..], &(6_u32 << 20).to_le_bytes(), &[0; 48]].concat();
         assert_eq!(found(&one.repeat((8 << 20) / one.len())), []);
     }
 

@@ -84,8 +84,12 @@ pub(super) struct Tables {
 pub(super) type Recent = HashMap<Key, u64>;
 
 /// The file as of one moment, for readers.
-#[allow(clippy::type_complexity)]
-pub(super) struct View(Held<(ReadOnlyTable<u64, &'static [u8]>, ReadOnlyTable<[u8; 32], u64>)>);
+pub(super) struct View(Held<Reading>);
+
+struct Reading {
+    entries: ReadOnlyTable<u64, &'static [u8]>,
+    index: ReadOnlyTable<[u8; 32], u64>,
+}
 
 impl Tables {
     /// Opens a file, or makes one.
@@ -134,7 +138,8 @@ impl Tables {
     pub(super) fn view(&self) -> Result<View, Fault> {
         caught(|| {
             let reading = self.database.get().begin_read()?;
-            Ok(View(Held(Some((reading.open_table(ENTRIES)?, reading.open_table(INDEX)?)))))
+            let entries = reading.open_table(ENTRIES)?;
+            Ok(View(Held(Some(Reading { entries, index: reading.open_table(INDEX)? }))))
         })
     }
 
@@ -202,13 +207,13 @@ impl Written {
 impl View {
     /// The number under which the index has a key.
     pub(super) fn number(&self, key: &Key) -> Result<Option<u64>, Fault> {
-        caught(|| Ok(self.0.get().1.get(key.as_bytes())?.map(|number| number.value())))
+        caught(|| Ok(self.0.get().index.get(key.as_bytes())?.map(|number| number.value())))
     }
 
     /// The entry of a number, if it is one of this key.
     pub(super) fn entry(&self, number: u64, key: &Key) -> Result<Option<Bytes>, Fault> {
         caught(|| {
-            let entry = self.0.get().0.get(number)?;
+            let entry = self.0.get().entries.get(number)?;
             let is_its_own = |entry: &&[u8]| seal::open(entry).is_some_and(|(of, _)| of == *key);
             Ok(entry.and_then(|entry| Some(entry.value()).filter(is_its_own).map(Bytes::copy_from_slice)))
         })
