@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(poll(2, &mut tickets), Poll::Pending);
         assert_eq!(flights.join(Key::from_bytes([2; 32])).flights.count(), 2, "another key is another flight");
         tickets[1].take().unwrap().answered(7);
-        assert_eq!([0, 1, 2].map(|at| woken(at)), [true, false, true]);
+        assert_eq!([0, 1, 2].map(woken), [true, false, true]);
         assert_eq!(poll(0, &mut tickets), Poll::Ready(Turn::Answered(7)));
         assert_eq!(poll(2, &mut tickets), Poll::Ready(Turn::Answered(7)));
         assert_eq!(flights.count(), 0);
