@@ -941,7 +941,7 @@ mod reader {
                 let earlier = ids[..i].iter().position(|id| *id == ids[i])?;
                 Some((earlier + 1, i + 1))
             });
-            match (survey(file.path(), None), first) {
+            match (survey(file.path(), None, |_| {}), first) {
                 (Ok(survey), None) => prop_assert_eq!(survey.items, ids.len() as u64),
                 (Err(error), Some((earlier, line))) => {
                     prop_assert_eq!(error.place, Some((line as u64, 14)));

@@ -12,9 +12,15 @@
 
 mod args;
 mod demo;
+mod descriptors;
+mod forecast;
 mod input;
 mod output;
+mod pace;
 mod panel;
+mod plan;
+mod plot;
+mod prices;
 mod report;
 mod run;
 mod status;
@@ -37,12 +43,16 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     args::{Args, is_standard},
+    forecast::Work,
     input::{
         BadInput, Item, Items,
         survey::{Survey, survey},
     },
     output::{Output, write_atomically},
     panel::{Stderr, say},
+    plan::Plan,
+    plot::Plot,
+    prices::Prices,
     report::Report,
     run::{Feed, Run},
     status::Neighbours,
@@ -101,11 +111,14 @@ async fn dispatch(args: &Args) -> Result<u8, Failure> {
 async fn demonstrate(args: &Args) -> Result<u8, Failure> {
     let demo = demo::start(args).await?;
     let (dialect, total) = (demo.orgs.dialect(), args.demo_requests.unwrap_or(demo::REQUESTS));
+    let mut work = Work::default();
+    work.add(&demo::item(dialect, total).body, total);
     let job = Job {
         orgs: chosen(args, demo.orgs)?,
         what: format!("{} to a simulated provider at {}", words::count(total, "request"), demo.server.addr()),
         families: vec![demo::item(dialect, 1).family],
         total: Some(total),
+        work: Some(work),
         fluid_limit: demo.fluid_limit,
         // Its orgs are nobody's neighbours, unless somebody asks.
         headroom_file: args.headroom_file.clone(),
@@ -126,6 +139,8 @@ async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
         ("--orgs", args.orgs.as_deref()),
         ("--output", args.output.as_deref()),
         ("--report", args.report.as_deref()),
+        ("--prices", args.prices.as_deref()),
+        ("--plot", args.plot.as_deref()),
         ("--headroom-file", headroom_file.as_deref()),
     ];
     for (i, (name, path)) in files.iter().enumerate() {
@@ -149,14 +164,14 @@ async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
         }
     }
 
-    let Source { form, families, total, what, next } = Source::open(input, form)?;
+    let Source { form, families, total, work, what, next } = Source::open(input, form)?;
     let Some(form) = form else { return nothing(args).await };
     let orgs = match orgs {
         Some(orgs) => orgs,
         None => Orgs::from_env_for(form)
             .map_err(|error| Failure(format!("{error}; or name a file of orgs: --orgs FILE.toml")))?,
     };
-    let job = Job { orgs: chosen(args, orgs)?, what, families, total, fluid_limit: None, headroom_file };
+    let job = Job { orgs: chosen(args, orgs)?, what, families, total, work, fluid_limit: None, headroom_file };
     job.run(args, next).await
 }
 
@@ -171,6 +186,8 @@ struct Source {
     families: Vec<Family>,
     /// How many items a file has.
     total: Option<u64>,
+    /// What they ask for.
+    work: Option<Work>,
     /// All this for people.
     what: String,
     next: Next,
@@ -180,7 +197,9 @@ impl Source {
     fn open(input: &Path, form: Option<Dialect>) -> Result<Self, Failure> {
         // Only a file can be read twice: a pipe may have a name too.
         if !is_standard(input) && std::fs::metadata(input).is_ok_and(|metadata| metadata.is_file()) {
-            let Survey { items: total, bytes, form, families } = survey(input, form)?;
+            let mut work = Work::default();
+            let Survey { items: total, bytes, form, families } =
+                survey(input, form, |body| work.add(body.as_bytes(), 1))?;
             let (requests, size) = (words::count(total, "request"), words::size(bytes));
             let mut what = format!("{requests}, {size}, from {}", input.display());
             for (family, count) in families.iter().take(8) {
@@ -188,7 +207,8 @@ impl Source {
             }
             let mut items = input::open(input, form)?;
             let next = Box::new(move || items.next_item());
-            return Ok(Source { form, families: families.into_keys().collect(), total: Some(total), what, next });
+            let families = families.into_keys().collect();
+            return Ok(Source { form, families, total: Some(total), work: Some(work), what, next });
         }
         let name = if is_standard(input) { "standard input".to_owned() } else { input.display().to_string() };
         let source: Box<dyn io::Read + Send> = if is_standard(input) {
@@ -201,7 +221,7 @@ impl Source {
         let families = first.iter().map(|item| item.family.clone()).collect();
         let form = first.as_ref().and_then(|_| items.form());
         let next = Box::new(move || first.take().map_or_else(|| items.next_item(), |item| Ok(Some(item))));
-        Ok(Source { form, families, total: None, what: format!("requests from {name}"), next })
+        Ok(Source { form, families, total: None, work: None, what: format!("unknown requests from {name}"), next })
     }
 }
 
@@ -229,42 +249,48 @@ struct Job {
     what: String,
     families: Vec<Family>,
     total: Option<u64>,
+    /// What is to be sent; `None` for a stream.
+    work: Option<Work>,
     fluid_limit: Option<Duration>,
     headroom_file: Option<PathBuf>,
 }
 
 impl Job {
     async fn run(self, args: &Args, mut next: Next) -> Result<u8, Failure> {
-        let Job { orgs, what, families, total, fluid_limit, headroom_file } = self;
+        let Job { orgs, what, families, total, work, fluid_limit, headroom_file } = self;
+        let prices = Prices::load(args.prices.as_deref()).map_err(|error| Failure(format!("--prices {error}")))?;
         // Before the output is touched: an org that cannot be used is a bad command line.
         let wire = Wire::new(args, &orgs, &families).map_err(Failure::new)?;
-        let over: Vec<_> = orgs.iter().map(|org| format!("{} at {}", org.name(), org.reached_at())).collect();
         writable(args, headroom_file.as_deref())?;
+        if args.dry_run || !args.quiet {
+            let limits = plan::known_limits(headroom_file.as_deref(), &orgs);
+            let (what, work) = (&*what, work.as_ref());
+            say(&Plan { what, answered: 0, work, orgs: &orgs, limits, fluid_limit, prices: &prices }.line());
+        }
         if args.dry_run {
             let mut read = 0u64;
             while next()?.is_some() {
                 read += 1;
             }
             let (requests, are) = (words::count(read, "request"), if read == 1 { "is" } else { "are" });
-            say(&format!("{what}\nover {}\n{requests} {are} good; nothing was sent", over.join(", ")));
+            say(&format!("{requests} {are} good; nothing was sent"));
             return Ok(0);
-        }
-        if !args.quiet {
-            say(&format!("{what}\nover {}", over.join(", ")));
         }
         let output = open_output(args)?;
         let feed = Feed::new(total, next).map_err(Failure::new)?;
         let Args { deadline, grace, quiet, .. } = *args;
         let neighbours = headroom_file.map(|path| Neighbours::new(&path, &orgs));
-        let run = Run { feed, output, orgs, wire, deadline, grace, quiet, fluid_limit, neighbours };
+        let plot = args.plot.clone().map(Plot::new);
+        let run = Run { feed, output, orgs, wire, deadline, grace, quiet, fluid_limit, neighbours, prices, plot };
         finish(args, run::run(run).await.map_err(Failure::new)?)
     }
 }
 
 /// Whether what is to be written can be: that is better known before anything is sent. What is there stays as it is.
 fn writable(args: &Args, headroom_file: Option<&Path>) -> Result<(), Failure> {
-    let (output, report) = (args.output.as_deref(), args.report.as_deref());
-    for (name, path) in [("--output", output), ("--report", report), ("--headroom-file", headroom_file)] {
+    let (output, report, plot) = (args.output.as_deref(), args.report.as_deref(), args.plot.as_deref());
+    let files = [("--output", output), ("--report", report), ("--plot", plot), ("--headroom-file", headroom_file)];
+    for (name, path) in files {
         let Some(path) = path.filter(|path| !is_standard(path)) else { continue };
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let tried = match std::fs::metadata(path) {

@@ -4,7 +4,6 @@ use std::{
     future::pending,
     io,
     process::exit,
-    sync::atomic::Ordering::Relaxed,
     task::{Poll, ready},
     time::Duration,
 };
@@ -23,6 +22,8 @@ use crate::{
     input::{BadInput, Item},
     output::{Line, Output, Scrubber, Verdict, line},
     panel::{Panel, Standing, TICK, boards, say},
+    plot::Plot,
+    prices::Prices,
     report::{Counts, Facts, Report},
     status::Neighbours,
     tally::Tries,
@@ -78,6 +79,8 @@ pub(crate) struct Run {
     pub(crate) fluid_limit: Option<Duration>,
     /// Who is told of the orgs' headroom.
     pub(crate) neighbours: Option<Neighbours>,
+    pub(crate) prices: Prices,
+    pub(crate) plot: Option<Plot>,
 }
 
 /// Why a run ends before its input does.
@@ -131,7 +134,9 @@ impl Desk<'_> {
 
 /// Runs to the end.
 pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
-    let Run { feed, output, orgs, wire, deadline, grace, quiet, fluid_limit, mut neighbours } = run;
+    let Run { feed, output, orgs, wire, deadline, grace, quiet, fluid_limit, mut neighbours, prices, mut plot } = run;
+    // Ids that earlier runs have answered.
+    let restored = 0;
     let Feed { mut items, total } = feed;
     let scrubber = Scrubber::new(orgs.iter().filter_map(|org| org.key()).map(|key| key.reveal()));
     let mut desk = Desk { counts: Counts::default(), scrubber: &scrubber };
@@ -194,12 +199,18 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
             _ = tick.tick() => {
                 panel.tick(&Standing {
                     total,
+                    restored,
                     counts: &desk.counts,
                     live: drive.live(),
-                    http_429: wire.all.http_429.load(Relaxed),
+                    all: &wire.all,
+                    tallies: &wire.tallies,
+                    prices: &prices,
                     orgs: &orgs,
                     stopping: early.as_ref().map(Early::name),
                 });
+                if let Some(plot) = &mut plot {
+                    plot.tick(&boards(&orgs), &wire.tallies);
+                }
                 if let Some(neighbours) = &mut neighbours {
                     neighbours.tick();
                 }
@@ -223,6 +234,9 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     let peak_live = drive.peak_live();
     // With the service go the accounts of the orgs' quotas.
     let boards = boards(&orgs);
+    if let Some(plot) = &mut plot {
+        plot.look(&boards, &wire.tallies);
+    }
     if let Some(neighbours) = neighbours {
         neighbours.close().await;
     }
@@ -248,6 +262,9 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     let written = output.close().await;
     let wall = started.elapsed();
     panel.close();
+    if let Some(plot) = plot {
+        plot.close();
+    }
 
     let expected = total.unwrap_or(0).max(received);
     let exit_code = match &early {
@@ -266,6 +283,8 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     }
     Ok(Report::new(&Facts {
         expected,
+        restored,
+        prices: &prices,
         outcomes: &written.outcomes,
         counts: &desk.counts,
         wall,

@@ -25,14 +25,16 @@ pub(crate) struct Survey {
 const SUSPECTS: usize = 1024;
 
 /// Reads a whole file before anything is sent: every line must be good, and no id given twice. The search for duplicates
-/// costs 8 bytes an id (a list of hashes, which may be twice as long while it grows), given back before this returns.
-pub(crate) fn survey(path: &Path, form: Option<Dialect>) -> Result<Survey, BadInput> {
+/// costs 8 bytes an id (a list of hashes, which may be twice as long while it grows), given back before this returns. `each` sees
+/// every body.
+pub(crate) fn survey(path: &Path, form: Option<Dialect>, mut each: impl FnMut(&str)) -> Result<Survey, BadInput> {
     let mut survey = Survey::default();
     let mut hashes = Vec::new();
     let mut items = open(path, form)?;
     while let Some(()) = items.next_with(|_, parsed| {
         survey.items += 1;
         survey.bytes += parsed.body.len() as u64;
+        each(parsed.body);
         *survey.families.entry(Family::of_model(&parsed.model)).or_default() += 1;
         hashes.push(hash(&parsed.custom_id));
     })? {}
