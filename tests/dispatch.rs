@@ -17,10 +17,28 @@ use tokio::{
 };
 use tower_quota::sim::{Config, Dialect, Latency, OrgConfig, Server, Sim};
 
-/// The input's reader by itself, since a program's parts cannot be reached from outside.
+// Parts of the program by themselves, since they cannot be reached from outside.
+#[path = "../examples/dispatch/descriptors.rs"]
+#[allow(dead_code)]
+mod descriptors;
+#[path = "../examples/dispatch/forecast.rs"]
+#[allow(dead_code)]
+mod forecast;
 #[path = "../examples/dispatch/input/mod.rs"]
 #[allow(dead_code)]
 mod input;
+#[path = "../examples/dispatch/pace.rs"]
+#[allow(dead_code)]
+mod pace;
+#[path = "../examples/dispatch/prices.rs"]
+#[allow(dead_code)]
+mod prices;
+#[path = "../examples/dispatch/samples.rs"]
+mod samples;
+
+/// What is said before, during and after a run.
+#[path = "dispatch/report.rs"]
+mod report;
 
 const KEYS: [&str; 2] = ["sk-key-of-the-first", "sk-key-of-the-second"];
 

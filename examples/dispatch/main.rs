@@ -23,6 +23,7 @@ mod plot;
 mod prices;
 mod report;
 mod run;
+mod samples;
 mod status;
 mod tally;
 mod wire;

@@ -14,9 +14,9 @@ use plotters::{
 use tokio::time::Instant;
 use tower_quota::org::Snapshot;
 
-use crate::{output::write_atomically, panel::say, tally::Tally};
+use crate::{output::write_atomically, panel::say, samples::Samples, tally::Tally};
 
-/// The most moments that are kept. When there are so many, every other one goes, and from then on half as many are taken.
+/// The most moments that are kept.
 const MOMENTS: usize = 600;
 /// The most orgs that are drawn.
 const ORGS: usize = 12;
@@ -48,36 +48,27 @@ pub(crate) struct Plot {
     path: PathBuf,
     started: Instant,
     orgs: Vec<Arc<str>>,
-    moments: Vec<Moment>,
-    ticks: u64,
-    /// Every so many ticks are kept.
-    stride: u64,
+    moments: Samples<Moment>,
 }
 
 impl Plot {
     pub(crate) fn new(path: PathBuf) -> Self {
-        let (started, ticks, stride) = (Instant::now(), 0, 1);
-        Plot { path, started, orgs: Vec::new(), moments: Vec::new(), ticks, stride }
+        Plot { path, started: Instant::now(), orgs: Vec::new(), moments: Samples::new(MOMENTS) }
     }
 
     /// Looks, now and then; to be called at regular intervals.
     pub(crate) fn tick(&mut self, boards: &[Snapshot], tallies: &HashMap<Arc<str>, Arc<Tally>>) {
-        if self.ticks % self.stride == 0 {
-            self.look(boards, tallies);
-        }
-        self.ticks += 1;
+        let moment = self.look(boards, tallies);
+        self.moments.tick(|| moment);
     }
 
-    /// Looks now.
-    pub(crate) fn look(&mut self, boards: &[Snapshot], tallies: &HashMap<Arc<str>, Arc<Tally>>) {
-        if self.moments.len() >= MOMENTS {
-            let mut nth = 0;
-            self.moments.retain(|_| {
-                nth += 1;
-                nth % 2 == 1
-            });
-            self.stride *= 2;
-        }
+    /// Looks for the last time.
+    pub(crate) fn last(&mut self, boards: &[Snapshot], tallies: &HashMap<Arc<str>, Arc<Tally>>) {
+        let moment = self.look(boards, tallies);
+        self.moments.last(moment);
+    }
+
+    fn look(&mut self, boards: &[Snapshot], tallies: &HashMap<Arc<str>, Arc<Tally>>) -> Moment {
         for board in boards {
             if self.orgs.len() < ORGS && !self.orgs.contains(&board.name) {
                 self.orgs.push(board.name.clone());
@@ -97,8 +88,7 @@ impl Plot {
             }
             look
         };
-        let orgs = self.orgs.iter().map(look).collect();
-        self.moments.push(Moment { at: self.started.elapsed().as_secs_f64(), orgs });
+        Moment { at: self.started.elapsed().as_secs_f64(), orgs: self.orgs.iter().map(look).collect() }
     }
 
     /// Draws what was seen. That it cannot be drawn is said; the run is as good without.
@@ -111,7 +101,7 @@ impl Plot {
 
     /// What this org was at each moment.
     fn of(&self, org: usize, what: impl Fn(&Look) -> Option<f64>) -> Vec<(f64, f64)> {
-        let seen = self.moments.iter().filter_map(|moment| Some((moment.at, what(moment.orgs.get(org)?)?)));
+        let seen = self.moments.kept().iter().filter_map(|moment| Some((moment.at, what(moment.orgs.get(org)?)?)));
         seen.collect()
     }
 
@@ -137,7 +127,7 @@ impl Plot {
         let height = HEAD + FOOT + ROW * self.orgs.len().max(1) as i32;
         let area = SVGBackend::with_string(&mut svg, (WIDTH as u32, height as u32)).into_drawing_area();
         area.fill(&WHITE)?;
-        let end = self.moments.last().map_or(1.0, |moment| moment.at).max(0.1);
+        let end = self.moments.kept().last().map_or(1.0, |moment| moment.at).max(0.1);
         let columns = [
             ("concurrent calls", [("limit", GREY), ("in flight", BLUE)]),
             ("calls a second", [("sent", BLUE), ("refused (429)", RED)]),
@@ -147,7 +137,11 @@ impl Plot {
             let mut x = nth as i32 * COLUMN + AXIS;
             area.draw_text(title, &("sans-serif", 15).into_text_style(&area).color(&BLACK), (x, 8))?;
             for (name, colour) in lines.iter().filter(|(name, _)| !name.is_empty()) {
-                area.draw(&PathElement::new([(x, 38), (x + 20, 38)], colour.stroke_width(2)))?;
+                if *colour == RED {
+                    area.draw(&Cross::new((x + 10, 38), 3, colour.stroke_width(2)))?;
+                } else {
+                    area.draw(&PathElement::new([(x, 38), (x + 20, 38)], colour.stroke_width(2)))?;
+                }
                 area.draw_text(name, &("sans-serif", 13).into_text_style(&area).color(&BLACK), (x + 26, 31))?;
                 x += 40 + 8 * name.len() as i32;
             }
@@ -166,13 +160,14 @@ impl Plot {
 
             let (sent, refused) =
                 (self.rate(org, window, |look| look.calls), self.rate(org, window, |look| look.refused));
-            let total = self.moments.last().and_then(|moment| moment.orgs.get(org)).copied().unwrap_or_default();
+            let total = self.moments.kept().last().and_then(|moment| moment.orgs.get(org)).copied().unwrap_or_default();
             let said = format!("{} calls, {} refused", total.calls, total.refused);
-            let mut chart = self::chart(rate, &said, end, top([&sent, &refused]))?;
+            let most = top([&sent, &refused]);
+            let mut chart = self::chart(rate, &said, end, most)?;
             line(&mut chart, BLUE, sent)?;
-            if total.refused > 0 {
-                line(&mut chart, RED, refused)?;
-            }
+            // Each at its rate, and never quite on the ground.
+            let marks = refused.iter().filter(|(_, rate)| *rate > 0.0).map(|(at, rate)| (*at, rate.max(most * 0.03)));
+            chart.draw_series(marks.map(|mark| Cross::new(mark, 3, RED.stroke_width(2))))?;
 
             let left_of = self.of(org, |look| look.left.map(|left| left * 100.0));
             let said = if left_of.is_empty() { "no quota told" } else { "" };

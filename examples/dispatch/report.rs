@@ -340,7 +340,7 @@ impl Report {
             peak_in_flight: facts.all.peak_in_flight.load(Relaxed),
             latency_ms: Latency::from(&facts.all.latency),
             waiting_ms: Latency::from(&counts.waiting),
-            held_s: round(facts.held.values().map(Duration::as_secs_f64).sum(), 2),
+            held_s: round(facts.held.values().sum::<Duration>().as_secs_f64(), 2),
             tokens,
             without_usage: facts.all.unsaid.load(Relaxed),
             cost_usd: cost.map(|cost| round(cost, 6)),

@@ -235,7 +235,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     // With the service go the accounts of the orgs' quotas.
     let boards = boards(&orgs);
     if let Some(plot) = &mut plot {
-        plot.look(&boards, &wire.tallies);
+        plot.last(&boards, &wire.tallies);
     }
     if let Some(neighbours) = neighbours {
         neighbours.close().await;
