@@ -258,16 +258,15 @@ async fn b137_a_row_says_the_limit_the_hold_its_reason_and_the_bucket() {
         let mut stdin = child.stdin.take().unwrap();
         stdin.write_all(bench.lines(0..1).as_bytes()).await.unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap()).lines();
-        let mut seen = vec![];
-        while seen.len() < 2 {
+        let seen = loop {
             let line = stderr.next_line().await.unwrap().unwrap();
             if line.contains(" | first sonnet ") {
-                seen.push(line);
+                break line;
             }
-        }
+        };
         interrupt(&child);
-        assert!(rows.iter().any(|row| seen[0].contains(&format!("first sonnet {row}"))), "{head}: {seen:?}");
-        assert!(seen[0].contains("calls ") && seen[0].contains("/min (avg "), "{seen:?}");
+        assert!(rows.iter().any(|row| seen.contains(&format!("first sonnet {row}"))), "{head}: {seen}");
+        assert!(seen.contains("calls ") && seen.contains("/min (avg "), "{seen}");
         child.wait().await.unwrap();
         drop(stdin);
     }
