@@ -196,42 +196,25 @@ impl Panel {
     /// What goes over the wire and what it costs: now, and on average since the run began.
     fn rates(&self, standing: &Standing<'_>, spent: &Spent) -> String {
         let (now, average): (Rates, Rates) = (self.pace.now(), self.pace.average());
-        let mut text = String::new();
-        for (what, of) in [
-            ("calls", (|rates| rates.calls) as fn(&Rates) -> f64),
-            ("tokens in", |rates| rates.input_tokens),
-            ("out", |rates| rates.output_tokens),
-        ] {
-            let _ = write!(text, "{what} {}/min (avg {}), ", about(of(&now)), about(of(&average)));
-        }
         let (calls, firsts) = (standing.all.calls.load(Relaxed), standing.all.firsts.load(Relaxed));
-        let refused = standing.all.http_429.load(Relaxed);
-        let retries = if calls - firsts == 1 { "retry" } else { "retries" };
-        let _ = write!(text, "{} {retries}, {refused} x 429, ", calls.saturating_sub(firsts));
-        match spent.cost {
-            None if spent.unpriced.is_empty() => text.push_str("$0"),
-            None => text.push_str("cost unknown"),
-            Some(cost) => {
-                let _ = write!(text, "{}", money(cost));
-                let here = standing.counts.all();
-                let left = standing.total.map(|total| total.saturating_sub(standing.restored + here));
-                if let Some(left) = left.filter(|left| *left > 0 && here > 0) {
-                    let _ = write!(text, " of some {}", money(cost * (here + left) as f64 / here as f64));
-                }
-                if !spent.unpriced.is_empty() {
-                    text.push_str(", some without a price");
-                }
-            }
-        }
-        text
+        let (retries, refused) = (calls.saturating_sub(firsts), standing.all.http_429.load(Relaxed));
+        let word = if retries == 1 { "retry" } else { "retries" };
+        let both = |of: fn(&Rates) -> f64| format!("{} (avg {})", about(of(&now)), about(of(&average)));
+        let calls = both(|rates| rates.calls);
+        let (input, output) = (both(|rates| rates.input_tokens), both(|rates| rates.output_tokens));
+        let cost = cost(standing, spent);
+        // What a narrow terminal cuts off comes last.
+        format!("calls/min {calls}, {retries} {word}, {refused} x 429, {cost}, tokens/min in {input}, out {output}")
     }
 
     /// A row for each board; how fast an org goes is in its first.
     fn rows(&self, boards: &[Snapshot], now: Instant) -> Vec<String> {
         let mut seen = HashSet::new();
-        let rows = boards.iter().map(|board| {
+        let names: Vec<String> = boards.iter().map(name_of).collect();
+        let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+        let rows = boards.iter().zip(&names).map(|(board, name)| {
             let first = seen.insert(board.name.clone());
-            row(board, self.paces.get(&board.name).filter(|_| first), now)
+            format!("{name:<width$} {}", row(board, self.paces.get(&board.name).filter(|_| first), now))
         });
         rows.collect()
     }
@@ -272,6 +255,23 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
+/// The cost so far, and of the whole run if it goes on like this.
+fn cost(standing: &Standing<'_>, spent: &Spent) -> String {
+    let Some(cost) = spent.cost else {
+        return if spent.unpriced.is_empty() { money(0.0) } else { "cost unknown".to_owned() };
+    };
+    let mut text = money(cost);
+    let here = standing.counts.all();
+    let left = standing.total.map(|total| total.saturating_sub(standing.restored + here));
+    if let Some(left) = left.filter(|left| *left > 0 && here > 0) {
+        let _ = write!(text, " of some {}", money(cost * (here + left) as f64 / here as f64));
+    }
+    if !spent.unpriced.is_empty() {
+        text.push_str(" and what has no price");
+    }
+    text
+}
+
 fn counted(tally: &Tally, spent: &Spent) -> Counted {
     Counted {
         ids: 0,
@@ -281,23 +281,23 @@ fn counted(tally: &Tally, spent: &Spent) -> Counted {
     }
 }
 
+/// The org, and its model family where there is one.
+fn name_of(board: &Snapshot) -> String {
+    match board.family == Family::default() {
+        true => board.name.to_string(),
+        false => format!("{} {}", board.name, board.family),
+    }
+}
+
 /// One board: limit/cap, why it is held, in flight, how fast, which quota binds first; or that it is a spare or out.
 fn row(board: &Snapshot, pace: Option<&Pace>, now: Instant) -> String {
-    let mut text = board.name.to_string();
-    if board.family != Family::default() {
-        let _ = write!(text, " {}", board.family);
-    }
     if let Some(why) = &board.out {
-        let _ = write!(text, " OUT: {why}");
-        return text;
+        return format!("OUT: {why}");
     }
     if let Some(first) = &board.spare_of {
-        let _ = write!(text, " spare of {first}, {} in flight", board.in_flight);
-        return text;
+        return format!("spare of {first}, {} in flight", board.in_flight);
     }
-    if let Some(limit) = board.limit {
-        let _ = write!(text, " {:.0}/{}", limit.limit, limit.cap);
-    }
+    let mut text = board.limit.map(|limit| format!("{:.0}/{}", limit.limit, limit.cap)).unwrap_or_default();
     if let Some(hold) = board.hold {
         let _ = write!(text, " {}", held(board, hold, now));
     }

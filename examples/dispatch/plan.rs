@@ -48,7 +48,7 @@ impl Plan<'_> {
             (None, None) => write!(line, "time: unknown; "),
         };
         let _ = match self.work.map(|work| work.cost(self.prices)) {
-            Some(Ok(cost)) => write!(line, "cost: at most {} ({})", words::money(cost), self.prices.what),
+            Some(Ok(cost)) => write!(line, "cost: at most about {} ({})", words::money(cost), self.prices.what),
             Some(Err(why)) => write!(line, "cost: unknown ({why})"),
             None => write!(line, "cost: unknown"),
         };

@@ -43,7 +43,8 @@ pub(crate) fn money(dollars: f64) -> String {
     match dollars {
         0.0 => "$0".to_owned(),
         ..0.01 => format!("${dollars:.6}"),
-        ..1.0 => format!("${dollars:.4}"),
+        ..0.1 => format!("${dollars:.4}"),
+        ..1.0 => format!("${dollars:.3}"),
         _ => format!("${dollars:.2}"),
     }
 }
