@@ -105,9 +105,9 @@ impl Plot {
         seen.collect()
     }
 
-    /// A count that only grows, as a rate per second over windows of at least `window` seconds.
-    fn rate(&self, org: usize, window: f64, count: impl Fn(&Look) -> u64) -> Vec<(f64, f64)> {
-        let counts = self.of(org, |look| Some(count(look) as f64));
+    /// Calls a second, over windows of at least `window` seconds.
+    fn rate(&self, org: usize, window: f64) -> Vec<(f64, f64)> {
+        let counts = self.of(org, |look| Some(look.calls as f64));
         let mut from = 0;
         let mut rates = vec![];
         for (nth, (at, count)) in counts.iter().enumerate() {
@@ -120,6 +120,13 @@ impl Plot {
             }
         }
         rates
+    }
+
+    /// When calls were refused, and how many a second.
+    fn refused(&self, org: usize) -> Vec<(f64, f64)> {
+        let counts = self.of(org, |look| Some(look.refused as f64));
+        let steps = counts.windows(2).filter(|two| two[1].1 > two[0].1 && two[1].0 > two[0].0);
+        steps.map(|two| (two[1].0, (two[1].1 - two[0].1) / (two[1].0 - two[0].0))).collect()
     }
 
     fn draw(&self) -> Result<String, Box<dyn Error + Send + Sync>> {
@@ -158,15 +165,14 @@ impl Plot {
             line(&mut chart, GREY, limit)?;
             line(&mut chart, BLUE, in_flight)?;
 
-            let (sent, refused) =
-                (self.rate(org, window, |look| look.calls), self.rate(org, window, |look| look.refused));
+            let (sent, refused) = (self.rate(org, window), self.refused(org));
             let total = self.moments.kept().last().and_then(|moment| moment.orgs.get(org)).copied().unwrap_or_default();
             let said = format!("{} calls, {} refused", total.calls, total.refused);
-            let most = top([&sent, &refused]);
+            let most = top([&sent]);
             let mut chart = self::chart(rate, &said, end, most)?;
             line(&mut chart, BLUE, sent)?;
-            // Each at its rate, and never quite on the ground.
-            let marks = refused.iter().filter(|(_, rate)| *rate > 0.0).map(|(at, rate)| (*at, rate.max(most * 0.03)));
+            // Each at its rate, within what is to be seen, and never quite on the ground.
+            let marks = refused.into_iter().map(|(at, rate)| (at, rate.clamp(most * 0.03, most * 0.97)));
             chart.draw_series(marks.map(|mark| Cross::new(mark, 3, RED.stroke_width(2))))?;
 
             let left_of = self.of(org, |look| look.left.map(|left| left * 100.0));

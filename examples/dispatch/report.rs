@@ -474,8 +474,12 @@ impl Report {
     }
 }
 
-fn name_of(model: &str) -> &str {
-    if model.is_empty() { "requests that name no model" } else { model }
+fn name_of(model: &str) -> String {
+    match model {
+        "" => "requests that name no model".to_owned(),
+        // A terminal may do what such a character says.
+        _ => model.replace(char::is_control, "\u{fffd}"),
+    }
 }
 
 impl Latency {
