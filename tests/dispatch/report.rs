@@ -568,7 +568,7 @@ async fn b133_too_few_descriptors_lower_the_caps_with_one_warning_and_blame_no_o
                 (org["name"].as_str().unwrap(), org["cap"].as_u64().unwrap())
             })
             .collect();
-        let peak: usize = bench.server.truth().orgs.iter().map(|org| org.peak_in_flight as usize).sum();
+        let peak: usize = bench.server.truth().orgs.iter().map(|org| org.peak_in_flight).sum();
         if clamped {
             assert!(caps.values().all(|cap| (5..30).contains(cap)) && peak < 64, "{limit}: {caps:?}, {peak} at once");
         } else {
