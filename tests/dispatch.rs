@@ -21,16 +21,30 @@ use tower_quota::sim::{Config, Dialect, Latency, OrgConfig, Server, Sim};
 #[path = "../examples/dispatch/claim.rs"]
 #[allow(dead_code)]
 mod claim;
+#[path = "../examples/dispatch/descriptors.rs"]
+#[allow(dead_code)]
+mod descriptors;
 #[path = "../examples/dispatch/ending.rs"]
 mod ending;
 #[path = "../examples/dispatch/fingerprint.rs"]
 mod fingerprint;
+#[path = "../examples/dispatch/forecast.rs"]
+#[allow(dead_code)]
+mod forecast;
 #[path = "../examples/dispatch/input/mod.rs"]
 #[allow(dead_code)]
 mod input;
+#[path = "../examples/dispatch/pace.rs"]
+#[allow(dead_code)]
+mod pace;
+#[path = "../examples/dispatch/prices.rs"]
+#[allow(dead_code)]
+mod prices;
 #[path = "../examples/dispatch/resume/mod.rs"]
 #[allow(dead_code)]
 mod resume;
+#[path = "../examples/dispatch/samples.rs"]
+mod samples;
 #[path = "../examples/dispatch/whole.rs"]
 mod whole;
 #[path = "../examples/dispatch/words.rs"]
@@ -40,6 +54,10 @@ mod words;
 /// Runs that are ended and started again.
 #[path = "dispatch/resuming.rs"]
 mod resuming;
+
+/// What is said before, during and after a run.
+#[path = "dispatch/report.rs"]
+mod report;
 
 const KEYS: [&str; 2] = ["sk-key-of-the-first", "sk-key-of-the-second"];
 
@@ -1106,7 +1124,7 @@ mod reader {
                 let earlier = ids[..i].iter().position(|id| *id == ids[i])?;
                 Some((earlier + 1, i + 1))
             });
-            let read = Resume::of_file(file.path(), &Reading::default(), None, file.path().parent().unwrap(), Wish::default());
+            let read = Resume::of_file(file.path(), &Reading::default(), None, file.path().parent().unwrap(), Wish::default(), |_| {});
             match (read.map(|(survey, ..)| survey), first) {
                 (Ok(survey), None) => prop_assert_eq!(survey.items, ids.len() as u64),
                 (Err(error), Some((earlier, line))) => {

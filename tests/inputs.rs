@@ -258,7 +258,11 @@ fn an_id_of_our_own_is_the_lines_number_and_survives_what_does_not_move_the_line
         }
     }
     let twice = [named(r#"{"custom_id":"line-2"}"#), named("{}")].join("\n");
-    assert_eq!(ids(&good(twice, &Reading::default())), ["line-2", "line-2"], "ours are ids as any other: they can come twice");
+    assert_eq!(
+        ids(&good(twice, &Reading::default())),
+        ["line-2", "line-2"],
+        "ours are ids as any other: they can come twice"
+    );
 }
 
 #[test]

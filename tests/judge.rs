@@ -683,7 +683,9 @@ async fn a_gathered_success_tells_its_usage() {
     let usage = |layer: JudgeLayer, status, headers, body| async move {
         stamp(&judge(layer, status, headers, Script::new([Data(body)])).await.unwrap()).usage
     };
-    assert_eq!(usage(JudgeLayer::new(), 200, json, anthropic).await, Some(Usage::new(13, 20)));
+    let mut cached = Usage::new(13, 20);
+    (cached.uncached_tokens, cached.cache_read_tokens, cached.cache_write_tokens) = (10, 500, 3);
+    assert_eq!(usage(JudgeLayer::new(), 200, json, anthropic).await, Some(cached));
     assert_eq!(usage(JudgeLayer::new(), 200, json, openai).await, Some(Usage::new(7, 8)));
     assert_eq!(usage(JudgeLayer::new(), 200, &[("content-type", "text/plain")], openai).await, None);
     assert_eq!(usage(JudgeLayer::new(), 200, json, "{").await, None);

@@ -140,6 +140,15 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE.json")]
     pub(crate) report: Option<PathBuf>,
 
+    /// What tokens cost: `dated`, and for each [[model]] name, input, cached_input, cache_write, output, in dollars per million.
+    /// Without it the list prices that this program came with, which may be old.
+    #[arg(long, value_name = "FILE.toml")]
+    pub(crate) prices: Option<PathBuf>,
+
+    /// Draw the run here at its end: per org limit, calls in flight, rate, quota left and 429s over time.
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+
     /// Tell neighbours here, every five seconds at most, what is left of each org's quotas: names, figures and their age, never a
     /// key. Several programs may name the same file. Else TOWER_QUOTA_HEADROOM_FILE from the environment, with --input and
     /// --status; else no such file is written.
@@ -148,14 +157,15 @@ pub(crate) struct Args {
 
     /// Print what the headroom file says, and send nothing: what remained of each quota when the provider said so, and whether that is
     /// fresh (less than a minute old), stale (less than an hour) or very stale.
-    #[arg(long, conflicts_with_all = ["input", "output", "fresh", "retry_failed", "ordered", "report", "dry_run", "single_org", "demo_requests", "demo_unlimited", "seed"])]
+    #[arg(long, conflicts_with_all = ["input", "output", "fresh", "retry_failed", "ordered", "report", "prices", "plot", "dry_run", "single_org", "demo_requests", "demo_unlimited", "seed"])]
     pub(crate) status: bool,
 
     /// The same as JSON.
     #[arg(long, requires = "status")]
     pub(crate) json: bool,
 
-    /// Check everything, say what would be done, and send nothing.
+    /// Check everything, say in one line what would be done, how long it takes and what it costs at most, as far as that can be
+    /// known, and send nothing. Limits are known from the headroom file, if there is one.
     #[arg(long)]
     pub(crate) dry_run: bool,
 

@@ -13,15 +13,22 @@
 mod args;
 mod claim;
 mod demo;
+mod descriptors;
 mod ending;
 mod fingerprint;
+mod forecast;
 mod input;
 mod kept;
 mod output;
+mod pace;
 mod panel;
+mod plan;
+mod plot;
+mod prices;
 mod report;
 mod resume;
 mod run;
+mod samples;
 mod status;
 mod tally;
 mod whole;
@@ -45,9 +52,13 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     args::{Args, OnBadInput, is_standard},
     claim::Claim,
+    forecast::Work,
     input::{BadInput, Item, Items, Reading, Skips, Template},
     output::Output,
     panel::{Stderr, say},
+    plan::Plan,
+    plot::Plot,
+    prices::Prices,
     report::Report,
     resume::{Resume, Wish},
     run::{Feed, Run},
@@ -115,11 +126,14 @@ async fn dispatch(args: &Args) -> Result<u8, Failure> {
 async fn demonstrate(args: &Args) -> Result<u8, Failure> {
     let demo = demo::start(args).await?;
     let (dialect, total) = (demo.orgs.dialect(), args.demo_requests.unwrap_or(demo::REQUESTS));
+    let mut work = Work::default();
+    work.add(&demo::item(dialect, total).body, total);
     let job = Job {
         orgs: chosen(args, demo.orgs)?,
         what: format!("{} to a simulated provider at {}", words::count(total, "request"), demo.server.addr()),
         families: vec![demo::item(dialect, 1).family],
         total: Some(total),
+        work: Some(work),
         fluid_limit: demo.fluid_limit,
         // Its orgs are nobody's neighbours, unless somebody asks.
         headroom_file: args.headroom_file.clone(),
@@ -148,6 +162,8 @@ async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
         ("--ordered", args.ordered.as_deref()),
         ("--journal", journal.as_deref()),
         ("--report", args.report.as_deref()),
+        ("--prices", args.prices.as_deref()),
+        ("--plot", args.plot.as_deref()),
         ("--headroom-file", headroom_file.as_deref()),
     ];
     for (i, (name, path)) in files.iter().enumerate() {
@@ -179,7 +195,7 @@ async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
     let reading = reading(args, dialect)?;
     let skips = reading.skips.clone();
     let earlier = claim.as_ref().filter(|_| !args.fresh);
-    let Source { dialect, families, total, what, next, resume } = Source::open(args, input, &reading, earlier)?;
+    let Source { dialect, families, total, work, what, next, resume } = Source::open(args, input, &reading, earlier)?;
     let Some(dialect) = dialect else {
         return nothing(args, claim, skips.map_or(0, |skips| skips.count())).await;
     };
@@ -189,7 +205,7 @@ async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
             .map_err(|error| Failure(format!("{error}; or name a file of orgs: --orgs FILE.toml")))?,
     };
     let (orgs, fresh) = (chosen(args, orgs)?, args.fresh);
-    let job = Job { orgs, what, families, total, fluid_limit: None, headroom_file, claim, resume, fresh, skips };
+    let job = Job { orgs, what, families, total, work, fluid_limit: None, headroom_file, claim, resume, fresh, skips };
     job.run(args, next).await
 }
 
@@ -223,6 +239,8 @@ struct Source {
     families: Vec<Family>,
     /// How many items a file has.
     total: Option<u64>,
+    /// What they ask for.
+    work: Option<Work>,
     /// All this for people.
     what: String,
     next: Next,
@@ -239,7 +257,12 @@ impl Source {
         };
         // Only a file can be read twice: a pipe may have a name too.
         if !is_standard(input) && std::fs::metadata(input).is_ok_and(|metadata| metadata.is_file()) {
-            let (survey, mut sending, resume) = Resume::of_file(input, reading, earlier, &folder, wish)?;
+            let mut work = Work::default();
+            let (survey, mut sending, resume) =
+                Resume::of_file(input, reading, earlier, &folder, wish, |body| work.add(body.as_bytes(), 1))?;
+            if let Some(left) = resume.sending() {
+                work.keep(left, survey.items);
+            }
             let (requests, size) = (words::count(survey.items, "request"), words::size(survey.bytes));
             let mut what = format!("{requests}, {size}, from {}", input.display());
             for (family, count) in survey.families.iter().take(8) {
@@ -256,7 +279,15 @@ impl Source {
                 Ok(None)
             });
             let families = survey.families.into_keys().collect();
-            return Ok(Source { dialect: survey.form, families, total: Some(survey.items), what, next, resume });
+            return Ok(Source {
+                dialect: survey.form,
+                families,
+                total: Some(survey.items),
+                work: Some(work),
+                what,
+                next,
+                resume,
+            });
         }
         let name = if is_standard(input) { "standard input".to_owned() } else { input.display().to_string() };
         let source = if is_standard(input) {
@@ -271,7 +302,15 @@ impl Source {
         let families = first.iter().map(|(item, _)| item.family.clone()).collect();
         let dialect = first.as_ref().and_then(|_| items.dialect());
         let next = Box::new(resume.new_items(items, first));
-        Ok(Source { dialect, families, total: None, what: format!("requests from {name}"), next, resume })
+        Ok(Source {
+            dialect,
+            families,
+            total: None,
+            work: None,
+            what: format!("unknown requests from {name}"),
+            next,
+            resume,
+        })
     }
 }
 
@@ -299,6 +338,8 @@ struct Job {
     what: String,
     families: Vec<Family>,
     total: Option<u64>,
+    /// What is to be sent; `None` for a stream.
+    work: Option<Work>,
     fluid_limit: Option<Duration>,
     headroom_file: Option<PathBuf>,
     /// The output's file, if it is there.
@@ -311,15 +352,23 @@ struct Job {
 
 impl Job {
     async fn run(self, args: &Args, mut next: Next) -> Result<u8, Failure> {
-        let Job { orgs, what, families, total, fluid_limit, headroom_file, claim, mut resume, fresh, skips } = self;
+        let Job { orgs, what, families, total, work, fluid_limit, headroom_file, claim, mut resume, fresh, skips } =
+            self;
+        let prices = Prices::load(args.prices.as_deref()).map_err(|error| Failure(format!("--prices {error}")))?;
         // Before the output is touched: an org that cannot be used is a bad command line.
         let journal = if args.dry_run { None } else { kept::open(args, fresh)? };
         let wire = Wire::new(args, &orgs, &families, journal).map_err(Failure::new)?;
-        let over: Vec<_> = orgs.iter().map(|org| format!("{} at {}", org.name(), org.reached_at())).collect();
         writable(args, headroom_file.as_deref())?;
         let output_name = args.output.as_deref().unwrap_or(Path::new("-"));
-        let found = resume.text(output_name);
-        let what = if found.is_empty() { what } else { format!("{what}\n{found}") };
+        if args.dry_run || !args.quiet {
+            let found = resume.text(output_name);
+            if !found.is_empty() {
+                say(&found);
+            }
+            let limits = plan::known_limits(headroom_file.as_deref(), &orgs);
+            let (what, work, answered) = (&*what, work.as_ref(), resume.restored.all());
+            say(&Plan { what, answered, work, orgs: &orgs, limits, fluid_limit, prices: &prices }.line());
+        }
         if args.dry_run {
             let mut read = resume.restored.all();
             while next()?.is_some() {
@@ -328,11 +377,8 @@ impl Job {
             let (requests, are) = (words::count(read, "request"), if read == 1 { "is" } else { "are" });
             let bad = skips.map_or(0, |skips| skips.count());
             let and = if bad > 0 { format!(", {} skipped", words::count(bad, "bad line")) } else { String::new() };
-            say(&format!("{what}\nover {}\n{requests} {are} good{and}; nothing was sent", over.join(", ")));
+            say(&format!("{requests} {are} good{and}; nothing was sent"));
             return Ok(u8::from(bad > 0));
-        }
-        if !args.quiet {
-            say(&format!("{what}\nover {}", over.join(", ")));
         }
         let unwritable = |error: io::Error| Failure(format!("--output {}: {error}", output_name.display()));
         let mut claim = open_output(args, claim, fresh).map_err(unwritable)?;
@@ -347,6 +393,7 @@ impl Job {
         // What went into no file is in no file.
         let again =
             claim.as_ref().filter(|_| args.input.is_some()).map(|_| resume::command::again(std::env::args_os()));
+        let plot = args.plot.clone().map(Plot::new);
         let output_name = output_name.display().to_string();
         let run = Run {
             feed,
@@ -362,6 +409,8 @@ impl Job {
             restored,
             again,
             skips,
+            prices,
+            plot,
         };
         let mut report = run::run(run).await.map_err(Failure::new)?;
         if let Some(claim) = claim.as_mut().filter(|_| !report.output_failed()) {
@@ -382,6 +431,7 @@ fn writable(args: &Args, headroom_file: Option<&Path>) -> Result<(), Failure> {
         ("--output", output),
         ("--ordered", args.ordered.as_deref()),
         ("--report", report),
+        ("--plot", args.plot.as_deref()),
         ("--headroom-file", headroom_file),
     ];
     for (name, path) in files {

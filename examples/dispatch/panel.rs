@@ -1,25 +1,35 @@
-//! Progress, on standard error only: lines redrawn in place on a terminal, else a plain line every two seconds.
+//! Progress, on standard error only: lines redrawn in place on a terminal, else a plain line now and then.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet},
     fmt::Write as _,
     io::{self, IsTerminal, Write},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use tokio::time::Instant;
-use tower_quota::org::{Family, Org, Orgs, Snapshot};
+use tower_quota::org::{Circuit, Family, Hold, HoldReason, Org, Orgs, Snapshot};
 
-use crate::{report::Counts, words};
+use crate::{
+    pace::{Counted, Ids, Pace, Rates, roughly},
+    prices::Prices,
+    report::Counts,
+    tally::{Spent, Tally},
+    words::{self, about, money},
+};
 
 /// How often the panel is redrawn, and the boards are looked at.
 pub(crate) const TICK: Duration = Duration::from_millis(250);
-/// How often a plain line is written.
+/// How often a plain line is written in the first minute,
 const PLAIN: Duration = Duration::from_secs(2);
-/// What "now" means in the rate.
-const WINDOW: Duration = Duration::from_secs(5);
+/// and after it.
+const PLAIN_LATER: Duration = Duration::from_secs(30);
+/// A hold that goes on for longer is worth a warning.
+const LONG_HOLD: Duration = Duration::from_secs(60);
+/// A bucket of which the provider said that no more was left than this is what a refusal was for.
+const EMPTY: f64 = 0.1;
 
 /// Where the run stands.
 #[derive(Debug)]
@@ -30,7 +40,10 @@ pub(crate) struct Standing<'a> {
     pub(crate) restored: u64,
     pub(crate) counts: &'a Counts,
     pub(crate) live: usize,
-    pub(crate) http_429: u64,
+    pub(crate) all: &'a Tally,
+    /// Each org's own count, by its name.
+    pub(crate) tallies: &'a HashMap<Arc<str>, Arc<Tally>>,
+    pub(crate) prices: &'a Prices,
     pub(crate) orgs: &'a Orgs,
     pub(crate) stopping: Option<&'a str>,
 }
@@ -38,17 +51,20 @@ pub(crate) struct Standing<'a> {
 enum Face {
     Quiet,
     Plain { next: Instant },
-    Drawn { bars: MultiProgress, head: ProgressBar, rows: HashMap<(Arc<str>, Family), ProgressBar> },
+    Drawn { bars: MultiProgress, head: ProgressBar, rates: ProgressBar, rows: HashMap<(Arc<str>, Family), ProgressBar> },
 }
 
-/// Shows progress, and keeps what only watching can tell: the rate, and how long orgs were held.
+/// Shows progress, and keeps what only watching can tell: the rates, and how long orgs were held.
 pub(crate) struct Panel {
     face: Face,
     started: Instant,
     ticked: Instant,
-    /// When so many ids were done.
-    done: VecDeque<(Instant, u64)>,
+    pace: Pace,
+    /// Each org's own.
+    paces: HashMap<Arc<str>, Pace>,
     held: HashMap<Arc<str>, Duration>,
+    /// Boards of whose long hold has been told.
+    told: HashSet<(Arc<str>, Family)>,
 }
 
 /// Says something on standard error. That nobody listens there is no reason to stop.
@@ -89,12 +105,15 @@ impl Panel {
         } else if io::stderr().is_terminal() {
             let bars = MultiProgress::new();
             let head = bars.add(ProgressBar::no_length());
+            let rates = bars.add(ProgressBar::no_length());
+            rates.set_style(style("  {wide_msg}"));
             *TERMINAL.lock().unwrap_or_else(PoisonError::into_inner) = Some(bars.clone());
-            Face::Drawn { bars, head, rows: HashMap::new() }
+            Face::Drawn { bars, head, rates, rows: HashMap::new() }
         } else {
             Face::Plain { next: now + PLAIN }
         };
-        Panel { face, started: now, ticked: now, done: VecDeque::new(), held: HashMap::new() }
+        let (pace, paces) = (Pace::new(now), HashMap::new());
+        Panel { face, started: now, ticked: now, pace, paces, held: HashMap::new(), told: HashSet::new() }
     }
 
     /// How long each org was held, as far as the ticks have seen.
@@ -108,78 +127,112 @@ impl Panel {
         let boards = boards(standing.orgs);
         let since = now - self.ticked;
         self.ticked = now;
-        for board in boards.iter().filter(|board| board.hold.is_some()) {
-            *self.held.entry(board.name.clone()).or_default() += since;
+        // Once for an org, however many of its families are held.
+        let held: HashSet<&Arc<str>> =
+            boards.iter().filter(|board| board.hold.is_some()).map(|board| &board.name).collect();
+        for org in held {
+            *self.held.entry(org.clone()).or_default() += since;
         }
-        self.done.push_back((now, standing.counts.all()));
-        while self.done.len() > 2 && now - self.done[0].0 > WINDOW {
-            self.done.pop_front();
+        self.tell_long_holds(&boards, now);
+        let spent = standing.all.spent(standing.prices);
+        self.pace.note(now, Counted { ids: standing.counts.all(), ..counted(standing.all, &spent) });
+        for (org, tally) in standing.tallies {
+            let pace = self.paces.entry(org.clone()).or_insert_with(|| Pace::new(self.started));
+            pace.note(now, counted(tally, &tally.spent(standing.prices)));
         }
-        let summary = self.summary(now, standing);
+        let rows = self.rows(&boards, now);
+        let (summary, rates) = (self.summary(now, standing), self.rates(standing, &spent));
         match &mut self.face {
             Face::Quiet => {}
             Face::Plain { next } => {
                 if now < *next {
                     return;
                 }
-                *next = now + PLAIN;
-                let mut text = summary;
-                for board in &boards {
-                    let _ = write!(text, " | {}", row(board, now));
+                *next = now + if now - self.started < Duration::from_secs(60) { PLAIN } else { PLAIN_LATER };
+                let mut text = format!("{summary} | {rates}");
+                for row in rows {
+                    let _ = write!(text, " | {row}");
                 }
                 say(&text);
             }
-            Face::Drawn { bars, head, rows } => {
+            Face::Drawn { bars, head, rates: second, rows: drawn } => {
                 if let Some(total) = standing.total {
-                    head.set_style(style("{bar:30} {msg}"));
+                    head.set_style(style("{bar:24} {wide_msg}"));
                     head.set_length(total);
                     head.set_position(standing.restored + standing.counts.all());
                 } else {
-                    head.set_style(style("{msg}"));
+                    head.set_style(style("{wide_msg}"));
                 }
                 head.set_message(summary);
-                for board in &boards {
-                    let bar = rows.entry((board.name.clone(), board.family.clone())).or_insert_with(|| {
+                second.set_message(rates);
+                for (board, row) in boards.iter().zip(rows) {
+                    let bar = drawn.entry((board.name.clone(), board.family.clone())).or_insert_with(|| {
                         let bar = bars.add(ProgressBar::no_length());
-                        bar.set_style(style("  {msg}"));
+                        bar.set_style(style("  {wide_msg}"));
                         bar
                     });
-                    bar.set_message(row(board, now));
+                    bar.set_message(row);
                 }
             }
         }
     }
 
     fn summary(&self, now: Instant, standing: &Standing<'_>) -> String {
-        let done = standing.counts.all();
-        let elapsed = now - self.started;
-        let rate = match (self.done.front(), self.done.back()) {
-            (Some((from, before)), Some((to, after))) if to > from => {
-                (after - before) as f64 / (*to - *from).as_secs_f64()
-            }
-            _ => 0.0,
-        };
-        let mut text = format!("{:.0} s: {}", elapsed.as_secs_f64(), standing.restored + done);
-        if let Some(total) = standing.total {
-            let _ = write!(text, "/{total}");
-        }
-        if standing.restored > 0 {
-            let _ = write!(text, ", {} from before", standing.restored);
-        }
+        let ids = Ids { total: standing.total, restored: standing.restored, here: standing.counts.all() };
+        let mut text = format!("{}: {}", roughly(now - self.started), ids.text());
         for (outcome, count) in &standing.counts.outcomes {
             let _ = write!(text, ", {count} {outcome}");
         }
-        let _ = write!(text, "; {} alive, {rate:.0}/s, {} x 429", standing.live, standing.http_429);
-        // As fast as now; in a hold, when nothing comes, as on average.
-        let pace = if rate > 0.0 { rate } else { done as f64 / elapsed.as_secs_f64().max(0.001) };
-        if let Some(total) = standing.total.filter(|_| pace > 0.0) {
-            let left = Duration::from_secs_f64((total.saturating_sub(standing.restored + done) as f64 / pace).ceil());
-            let _ = write!(text, ", ETA {}", humantime::format_duration(left));
+        let _ = write!(text, "; {} alive, {} in flight", standing.live, standing.all.in_flight());
+        if let Some(left) = ids.left().and_then(|left| self.pace.left(left)) {
+            let _ = write!(text, "; ETA {}", roughly(left));
         }
         if let Some(why) = standing.stopping {
             let _ = write!(text, " [{why}]");
         }
         text
+    }
+
+    /// What goes over the wire and what it costs: now, and on average since the run began.
+    fn rates(&self, standing: &Standing<'_>, spent: &Spent) -> String {
+        let (now, average): (Rates, Rates) = (self.pace.now(), self.pace.average());
+        let (calls, firsts) = (standing.all.calls.load(Relaxed), standing.all.firsts.load(Relaxed));
+        let (retries, refused) = (calls.saturating_sub(firsts), standing.all.http_429.load(Relaxed));
+        let word = if retries == 1 { "retry" } else { "retries" };
+        let both = |of: fn(&Rates) -> f64| format!("{} (avg {})", about(of(&now)), about(of(&average)));
+        let calls = both(|rates| rates.calls);
+        let (input, output) = (both(|rates| rates.input_tokens), both(|rates| rates.output_tokens));
+        let cost = cost(standing, spent);
+        // What a narrow terminal cuts off comes last.
+        format!("calls/min {calls}, {retries} {word}, {refused} x 429, {cost}, tokens/min in {input}, out {output}")
+    }
+
+    /// A row for each board; how fast an org goes is in its first.
+    fn rows(&self, boards: &[Snapshot], now: Instant) -> Vec<String> {
+        let mut seen = HashSet::new();
+        let names: Vec<String> = boards.iter().map(name_of).collect();
+        let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+        let rows = boards.iter().zip(&names).map(|(board, name)| {
+            let first = seen.insert(board.name.clone());
+            format!("{name:<width$} {}", row(board, self.paces.get(&board.name).filter(|_| first), now))
+        });
+        rows.collect()
+    }
+
+    /// A run that stands still is told why, once a hold.
+    fn tell_long_holds(&mut self, boards: &[Snapshot], now: Instant) {
+        for board in boards {
+            let key = (board.name.clone(), board.family.clone());
+            match board.hold.filter(|hold| hold.until - now > LONG_HOLD) {
+                Some(hold) if self.told.insert(key) => tracing::warn!(
+                    org = %board.name, family = board.family.as_str(),
+                    "org is held for another {}: {}", roughly(hold.until - now), hold.reason
+                ),
+                Some(_) => {}
+                None if board.hold.is_none() => drop(self.told.remove(&(board.name.clone(), board.family.clone()))),
+                None => {}
+            }
+        }
     }
 
     /// Takes the drawn lines away, to make room for the report.
@@ -202,33 +255,82 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// One board: limit/cap, in flight, which quota binds first, and why it is held, a spare or out.
-fn row(board: &Snapshot, now: Instant) -> String {
-    let mut text = board.name.to_string();
-    if board.family != Family::default() {
-        let _ = write!(text, " {}", board.family);
-    }
-    if let Some(why) = &board.out {
-        let _ = write!(text, " OUT: {why}");
-        return text;
-    }
-    if let Some(first) = &board.spare_of {
-        let _ = write!(text, " spare of {first}, {} in flight", board.in_flight);
-        return text;
-    }
-    if let Some(limit) = board.limit {
-        let _ = write!(text, " {:.0}/{}", limit.limit, limit.cap);
-    }
-    let _ = write!(text, ", {} in flight", board.in_flight);
-    let _ = match board.binds() {
-        Some(quota) => {
-            let resource = words::resource(quota.resource).replace('_', " ");
-            write!(text, ", {resource} {:.0} % left", quota.headroom() * 100.0)
-        }
-        None => write!(text, ", headroom {:.0} %", board.headroom * 100.0),
+/// The cost so far, and of the whole run if it goes on like this.
+fn cost(standing: &Standing<'_>, spent: &Spent) -> String {
+    let Some(cost) = spent.cost else {
+        return if spent.unpriced.is_empty() { money(0.0) } else { "cost unknown".to_owned() };
     };
-    if let Some(hold) = board.hold {
-        let _ = write!(text, ", held {:.1} s more ({})", (hold.until - now).as_secs_f64(), hold.reason);
+    let mut text = money(cost);
+    let here = standing.counts.all();
+    let left = standing.total.map(|total| total.saturating_sub(standing.restored + here));
+    if let Some(left) = left.filter(|left| *left > 0 && here > 0) {
+        let _ = write!(text, " of some {}", money(cost * (here + left) as f64 / here as f64));
+    }
+    if !spent.unpriced.is_empty() {
+        text.push_str(" and what has no price");
     }
     text
+}
+
+fn counted(tally: &Tally, spent: &Spent) -> Counted {
+    Counted {
+        ids: 0,
+        calls: tally.calls.load(Relaxed),
+        input_tokens: spent.tokens.all_input(),
+        output_tokens: spent.tokens.output,
+    }
+}
+
+/// The org, and its model family where there is one.
+fn name_of(board: &Snapshot) -> String {
+    match board.family == Family::default() {
+        true => board.name.to_string(),
+        false => format!("{} {}", board.name, board.family),
+    }
+}
+
+/// One board: limit/cap, why it is held, in flight, how fast, which quota binds first; or that it is a spare or out.
+fn row(board: &Snapshot, pace: Option<&Pace>, now: Instant) -> String {
+    if let Some(why) = &board.out {
+        return format!("OUT: {why}");
+    }
+    if let Some(first) = &board.spare_of {
+        return format!("spare of {first}, {} in flight", board.in_flight);
+    }
+    let mut text = board.limit.map(|limit| format!("{:.0}/{}", limit.limit, limit.cap)).unwrap_or_default();
+    if let Some(hold) = board.hold {
+        let _ = write!(text, " {}", held(board, hold, now));
+    }
+    match board.circuit {
+        Circuit::Open { until } => {
+            let left = until.saturating_duration_since(now).as_secs_f64().ceil();
+            let _ = write!(text, " breaker open {left:.0}s");
+        }
+        Circuit::HalfOpen => text.push_str(" breaker half-open"),
+        _ => {}
+    }
+    let _ = write!(text, ", {} in flight", board.in_flight);
+    if let Some(pace) = pace {
+        let _ = write!(text, ", {}/min", about(pace.now().calls));
+    }
+    if let Some(quota) = board.binds() {
+        let _ = write!(text, ", {} {:.0} % left", words::short(quota.resource), quota.headroom() * 100.0);
+    }
+    text
+}
+
+/// `hold 14s (429 otpm)`: how much longer, and what for.
+fn held(board: &Snapshot, hold: Hold, now: Instant) -> String {
+    let seconds = hold.until.saturating_duration_since(now).as_secs_f64().ceil();
+    let left = board.quota.iter().filter_map(|quota| Some((quota, quota.said?.0 / quota.capacity)));
+    let empty = left.filter(|(_, left)| *left <= EMPTY).min_by(|(_, one), (_, other)| one.total_cmp(other));
+    let bucket = empty.map(|(quota, _)| format!(" {}", words::short(quota.resource))).unwrap_or_default();
+    let reason = match hold.reason {
+        HoldReason::Hint => format!("429{bucket}"),
+        HoldReason::Backoff => format!("429{bucket}, no hint"),
+        HoldReason::Parked => format!("429{bucket}, parked"),
+        HoldReason::OutOfQuota => "quota used up".to_owned(),
+        other => other.to_string(),
+    };
+    format!("hold {seconds:.0}s ({reason})")
 }

@@ -13,8 +13,9 @@ use tower_quota::org::{Org, Orgs, ResourceQuota, Snapshot};
 use crate::{
     ending::Ending,
     output::Verdict,
+    prices::{Prices, Tokens},
     resume::Restored,
-    tally::{Histogram, Seen, Tally},
+    tally::{Histogram, Seen, Spent, Tally},
     words,
 };
 
@@ -33,6 +34,8 @@ pub(crate) struct Counts {
     /// By the text with all numbers taken out: how often, and an example.
     errors: HashMap<String, ErrorCount>,
     other_errors: u64,
+    /// How long ids that were sent have waited for it, all their attempts together.
+    waiting: Histogram,
 }
 
 /// One kind of error.
@@ -49,6 +52,9 @@ impl Counts {
     pub(crate) fn add(&mut self, custom_id: &str, verdict: &Verdict, seen: &Seen) {
         *self.outcomes.entry(verdict.outcome).or_default() += 1;
         self.from_journal += u64::from(verdict.restored);
+        if seen.calls > 0 {
+            self.waiting.add(seen.waited);
+        }
         if verdict.outcome == "ok" {
             if let Some(org) = &seen.org {
                 *self.ok_by_org.entry(org.clone()).or_default() += 1;
@@ -118,6 +124,10 @@ pub(crate) struct OrgReport {
     /// How long it was held, to a quarter of a second.
     held_s: f64,
     latency_ms: Latency,
+    /// What its calls used, the failed ones that say so included.
+    tokens: Tokens,
+    /// In dollars, of the models that have a price; `null` where none that was used has.
+    cost_usd: Option<f64>,
     /// Why it is out, if it is: as a whole, or for some model family.
     out: Option<String>,
     /// Which org serves in its place, if it is a spare: two keys of one organisation are one quota.
@@ -228,6 +238,8 @@ pub(crate) struct Report {
     failed: u64,
     /// Ids without a line: expected less the lines there are.
     missing: u64,
+    /// Lines beyond one for each id.
+    duplicates: u64,
     /// Lines by outcome, those of an earlier run included.
     outcomes: BTreeMap<&'static str, u64>,
     wire_calls: u64,
@@ -243,6 +255,20 @@ pub(crate) struct Report {
     peak_live: usize,
     peak_in_flight: usize,
     latency_ms: Latency,
+    /// How long an id that was sent waited for that, all its attempts together: for a slot, for quota, in holds and pauses.
+    waiting_ms: Latency,
+    /// How long orgs were held, all together, to a quarter of a second each.
+    held_s: f64,
+    /// What all calls used, the failed ones that say so included.
+    tokens: Tokens,
+    /// Successes that do not say what they used, such as those that broke off.
+    without_usage: u64,
+    /// In dollars, of the models that have a price; `null` where none that was used has.
+    cost_usd: Option<f64>,
+    /// Models that were used and have no price.
+    unpriced_models: Vec<String>,
+    /// Which prices these are.
+    prices: String,
     /// The least time in which the simulated provider could have taken as many requests.
     fluid_limit_s: Option<f64>,
     /// The time taken, over that.
@@ -262,6 +288,7 @@ pub(crate) struct Report {
 pub(crate) struct Facts<'a> {
     pub(crate) expected: u64,
     pub(crate) bad_input: u64,
+    pub(crate) prices: &'a Prices,
     /// Lines written, by outcome.
     pub(crate) outcomes: &'a BTreeMap<&'static str, u64>,
     pub(crate) restored: &'a Restored,
@@ -299,6 +326,7 @@ impl Report {
         let sent = facts.all.firsts.load(Relaxed);
         let wire_calls = facts.all.calls.load(Relaxed);
         let wall_s = facts.wall.as_secs_f64();
+        let Spent { tokens, cost, unpriced } = facts.all.spent(facts.prices);
         let fluid = facts.fluid_limit.map(|limit| limit.as_secs_f64());
         Report {
             expected: facts.expected,
@@ -310,6 +338,7 @@ impl Report {
             rate_limited,
             failed: lines - ok - rate_limited,
             missing: facts.expected.saturating_sub(lines),
+            duplicates: lines.saturating_sub(facts.expected),
             outcomes,
             wire_calls,
             http_429: facts.all.http_429.load(Relaxed),
@@ -320,6 +349,13 @@ impl Report {
             peak_live: facts.peak_live,
             peak_in_flight: facts.all.peak_in_flight.load(Relaxed),
             latency_ms: Latency::from(&facts.all.latency),
+            waiting_ms: Latency::from(&counts.waiting),
+            held_s: round(facts.held.values().sum::<Duration>().as_secs_f64(), 2),
+            tokens,
+            without_usage: facts.all.unsaid.load(Relaxed),
+            cost_usd: cost.map(|cost| round(cost, 6)),
+            unpriced_models: unpriced.iter().map(ToString::to_string).collect(),
+            prices: facts.prices.what.clone(),
             fluid_limit_s: fluid.map(|limit| round(limit, 3)),
             times_fluid_limit: fluid.filter(|limit| *limit > 0.0).map(|limit| round(wall_s / limit, 4)),
             ended_by: facts.ended_by,
@@ -387,11 +423,17 @@ impl Report {
             self.wire_calls, self.amplification, self.http_429
         )?;
         writeln!(text, "  latency  {}", self.latency_ms.text())?;
+        writeln!(text, "  waiting  {}; orgs were held for {:.1} s in all", self.waiting_ms.text(), self.held_s)?;
+        if self.terminal + self.redrivable > 0 {
+            writeln!(text, "  failed   {} for good, {} may be sent again", self.terminal, self.redrivable)?;
+        }
+        writeln!(text, "  tokens   {}", self.tokens_text())?;
+        writeln!(text, "  cost     {}", self.cost_text())?;
         writeln!(text, "  peak     {} ids alive, {} calls in flight", self.peak_live, self.peak_in_flight)?;
         writeln!(
             text,
-            "  {:<16} {:>9} {:>9} {:>6} {:>7} {:>9} {:>7}  latency",
-            "org", "ok", "calls", "429", "failed", "limit/cap", "held"
+            "  {:<16} {:>9} {:>9} {:>6} {:>7} {:>9} {:>7} {:>9}  latency",
+            "org", "ok", "calls", "429", "failed", "limit/cap", "held", "cost"
         )?;
         for org in &self.orgs {
             let failed = org.unanswered
@@ -404,12 +446,13 @@ impl Report {
             let limit = format!("{:.0}/{}", org.limit, org.cap);
             writeln!(
                 text,
-                "  {:<16} {:>9} {:>9} {:>6} {failed:>7} {limit:>9} {:>6.1}s  {}",
+                "  {:<16} {:>9} {:>9} {:>6} {failed:>7} {limit:>9} {:>6.1}s {:>9}  {}",
                 org.name,
                 org.ok,
                 org.wire_calls,
                 org.http_429,
                 org.held_s,
+                org.cost_usd.map_or("-".to_owned(), words::money),
                 org.latency_ms.text()
             )?;
             if let Some(why) = &org.out {
@@ -432,6 +475,43 @@ impl Report {
     }
 }
 
+impl Report {
+    fn tokens_text(&self) -> String {
+        let mut text = format!("{} in", self.tokens.all_input());
+        for (count, what) in [(self.tokens.cached, "from a cache"), (self.tokens.cache_written, "into a cache")] {
+            if count > 0 {
+                let _ = write!(text, ", {count} of them {what}");
+            }
+        }
+        let _ = write!(text, "; {} out", self.tokens.output);
+        if self.without_usage > 0 {
+            let _ = write!(text, "; {} did not say", words::count(self.without_usage, "answer"));
+        }
+        text
+    }
+
+    fn cost_text(&self) -> String {
+        let mut text = match self.cost_usd {
+            Some(cost) => format!("{} ({})", words::money(cost), self.prices),
+            None if self.unpriced_models.is_empty() => return words::money(0.0),
+            None => format!("unknown ({})", self.prices),
+        };
+        if !self.unpriced_models.is_empty() {
+            let names: Vec<_> = self.unpriced_models.iter().map(|model| name_of(model)).collect();
+            let _ = write!(text, "; without a price, and not counted: {}", names.join(", "));
+        }
+        text
+    }
+}
+
+fn name_of(model: &str) -> String {
+    match model {
+        "" => "requests that name no model".to_owned(),
+        // A terminal may do what such a character says.
+        _ => model.replace(char::is_control, "\u{fffd}"),
+    }
+}
+
 impl Latency {
     fn text(&self) -> String {
         match (self.p50, self.p95, self.p99) {
@@ -447,6 +527,7 @@ impl OrgReport {
         let nothing = Arc::new(Tally::default());
         let tally = facts.tallies.get(name).unwrap_or(&nothing);
         let boards = facts.boards.iter().filter(|board| *board.name == *name);
+        let spent = tally.spent(facts.prices);
         let families: BTreeMap<_, _> =
             boards.filter_map(|board| Some((board.family.to_string(), FamilyReport::new(board)?))).collect();
         OrgReport {
@@ -461,6 +542,8 @@ impl OrgReport {
             peak_in_flight: tally.peak_in_flight.load(Relaxed),
             held_s: round(facts.held.get(name).copied().unwrap_or_default().as_secs_f64(), 2),
             latency_ms: Latency::from(&tally.latency),
+            tokens: spent.tokens,
+            cost_usd: spent.cost.map(|cost| round(cost, 6)),
             out: org.families().iter().find_map(Org::out_reason).map(|out| out.to_string()),
             spare_of: org.spare_of().map(|first| first.to_string()),
             families,

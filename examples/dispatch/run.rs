@@ -26,6 +26,8 @@ use crate::{
     kept,
     output::{Line, Output, Scrubber, Verdict, line},
     panel::{Panel, Standing, TICK, boards, say},
+    plot::Plot,
+    prices::Prices,
     report::{Counts, Facts, Report},
     resume::Restored,
     status::Neighbours,
@@ -94,6 +96,8 @@ pub(crate) struct Run {
     pub(crate) again: Option<String>,
     /// Who counts the input's bad lines, where they are skipped.
     pub(crate) skips: Option<Arc<Skips>>,
+    pub(crate) prices: Prices,
+    pub(crate) plot: Option<Plot>,
 }
 
 /// Why a run ends before its input does.
@@ -166,6 +170,8 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
         restored,
         again,
         skips,
+        prices,
+        mut plot,
     } = run;
     let Feed { mut items, total } = feed;
     let scrubber = Scrubber::new(orgs.iter().filter_map(|org| org.key()).map(|key| key.reveal()));
@@ -247,10 +253,15 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
                     restored: restored.all(),
                     counts: &desk.counts,
                     live: drive.live(),
-                    http_429: wire.all.http_429.load(Relaxed),
+                    all: &wire.all,
+                    tallies: &wire.tallies,
+                    prices: &prices,
                     orgs: &orgs,
                     stopping: early.as_ref().map(Early::name),
                 });
+                if let Some(plot) = &mut plot {
+                    plot.tick(&boards(&orgs), &wire.tallies);
+                }
                 if let Some(neighbours) = &mut neighbours {
                     neighbours.tick();
                 }
@@ -274,6 +285,9 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     let peak_live = drive.peak_live();
     // With the service go the accounts of the orgs' quotas.
     let boards = boards(&orgs);
+    if let Some(plot) = &mut plot {
+        plot.last(&boards, &wire.tallies);
+    }
     if let Some(neighbours) = neighbours {
         neighbours.close().await;
     }
@@ -300,6 +314,9 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     let written = output.close().await;
     let wall = started.elapsed();
     panel.close();
+    if let Some(plot) = plot {
+        plot.close();
+    }
 
     let expected = total.unwrap_or(0).max(received + restored.all());
     let ok = written.outcomes.get("ok").copied().unwrap_or(0) + restored.ok.load(Relaxed);
@@ -336,6 +353,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     Ok(Report::new(&Facts {
         expected,
         bad_input,
+        prices: &prices,
         outcomes: &written.outcomes,
         restored: &restored,
         counts: &desk.counts,

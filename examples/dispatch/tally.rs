@@ -16,6 +16,12 @@ use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 use tower::{Layer, Service};
+use tower_quota::outcome::Stamp;
+
+use crate::{
+    forecast::OTHERS,
+    prices::{Prices, Tokens},
+};
 
 /// Durations in buckets, each four per cent wider than the one before, from a microsecond to beyond an hour: a percentile
 /// is right to two per cent, in fixed memory.
@@ -32,7 +38,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    fn add(&self, duration: Duration) {
+    pub(crate) fn add(&self, duration: Duration) {
         let micros = duration.as_secs_f64() * 1e6;
         let bucket = (micros.max(1.0).ln() / STEP.ln()) as usize;
         self.0[bucket.min(BUCKETS - 1)].fetch_add(1, Relaxed);
@@ -68,8 +74,25 @@ pub(crate) struct Tally {
     pub(crate) peak_in_flight: AtomicUsize,
     /// From sending until the end of the answer.
     pub(crate) latency: Histogram,
+    /// What all calls used, the failed ones that say so included, by model.
+    used: Mutex<BTreeMap<Arc<str>, Tokens>>,
+    /// Answers of a status of success that do not say what they used.
+    pub(crate) unsaid: AtomicU64,
     /// Once set, nothing more is sent.
     stopped: AtomicBool,
+}
+
+/// How many models are told apart; further ones are counted together.
+const MODELS: usize = 64;
+
+/// What calls used and cost.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Spent {
+    pub(crate) tokens: Tokens,
+    /// In dollars, of the models that have a price; `None` where none that was used has.
+    pub(crate) cost: Option<f64>,
+    /// The models that have none.
+    pub(crate) unpriced: Vec<Arc<str>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -79,6 +102,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Tally {
     pub(crate) fn statuses(&self) -> BTreeMap<u16, u64> {
         lock(&self.statuses).clone()
+    }
+
+    /// What was used so far, and its cost.
+    pub(crate) fn spent(&self, prices: &Prices) -> Spent {
+        let mut spent = Spent::default();
+        for (model, tokens) in lock(&self.used).iter() {
+            spent.tokens += *tokens;
+            match prices.of(model) {
+                Some(price) => spent.cost = Some(spent.cost.unwrap_or(0.0) + price.cost(tokens)),
+                None => spent.unpriced.push(model.clone()),
+            }
+        }
+        spent
+    }
+
+    fn used(&self, model: &Arc<str>, tokens: Tokens) {
+        let mut used = lock(&self.used);
+        let known = used.contains_key(model) || used.len() < MODELS;
+        let model = if known { model.clone() } else { OTHERS.into() };
+        *used.entry(model).or_default() += tokens;
     }
 
     /// Calls that were sent and whose answer has not ended.
@@ -116,21 +159,38 @@ impl Tally {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tries(Arc<Mutex<Seen>>);
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) calls: u32,
     /// The org called last.
     pub(crate) org: Option<Arc<str>>,
     /// The status of that call, if it was answered.
     pub(crate) status: Option<u16>,
+    /// The time from its admission to its first call, and from the end of each call to the next one.
+    pub(crate) waited: Duration,
+    /// When it began to wait.
+    since: Instant,
+}
+
+impl Default for Seen {
+    fn default() -> Self {
+        Seen { calls: 0, org: None, status: None, waited: Duration::ZERO, since: Instant::now() }
+    }
 }
 
 impl Tries {
     /// Counts a call to this org; true if it is the first of the id.
     fn start(&self, org: &Arc<str>) -> bool {
         let mut seen = lock(&self.0);
-        *seen = Seen { calls: seen.calls + 1, org: Some(org.clone()), status: None };
+        seen.calls += 1;
+        (seen.org, seen.status) = (Some(org.clone()), None);
+        let waited = seen.since.elapsed();
+        seen.waited += waited;
         seen.calls == 1
+    }
+
+    fn end(&self) {
+        lock(&self.0).since = Instant::now();
     }
 
     pub(crate) fn seen(&self) -> Seen {
@@ -138,7 +198,12 @@ impl Tries {
     }
 }
 
-/// Counts an org's calls. It stands directly above the client.
+/// Which model a request names: a request extension.
+#[derive(Clone, Debug)]
+pub(crate) struct Model(pub(crate) Arc<str>);
+
+/// Counts an org's calls, and what they used. It stands directly above the client, with only a judge between the two that hands
+/// everything through: so it sees each attempt by itself, whatever layers above make of it.
 #[derive(Clone, Debug)]
 pub(crate) struct CountLayer {
     pub(crate) org: Arc<str>,
@@ -164,6 +229,7 @@ pub(crate) struct Count<S> {
 /// A call that is counted as ended however it ends.
 struct Running {
     tallies: [Arc<Tally>; 2],
+    tries: Option<Tries>,
     started: Instant,
     status: Option<u16>,
 }
@@ -178,6 +244,9 @@ impl Drop for Running {
     fn drop(&mut self) {
         for tally in &self.tallies {
             tally.end(self.status, self.started.elapsed());
+        }
+        if let Some(tries) = &self.tries {
+            tries.end();
         }
     }
 }
@@ -198,6 +267,7 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let tallies = self.layer.tallies.clone();
         let tries = request.extensions().get::<Tries>().cloned();
+        let model = request.extensions().get::<Model>().cloned();
         let started = match tallies.iter().any(|tally| tally.stopped.load(Relaxed)) {
             true => None,
             false => {
@@ -205,7 +275,7 @@ where
                 for tally in &tallies {
                     tally.start(first);
                 }
-                let running = Running { tallies, started: Instant::now(), status: None };
+                let running = Running { tallies, tries: tries.clone(), started: Instant::now(), status: None };
                 Some((running, self.inner.call(request)))
             }
         };
@@ -219,6 +289,18 @@ where
             running.answered(status);
             if let Some(tries) = &tries {
                 lock(&tries.0).status = Some(status);
+            }
+            let tail = response.extensions().get::<Stamp>().and_then(|stamp| stamp.tail.clone());
+            if let Some(tail) = tail.filter(|_| response.status().is_success()) {
+                let tallies = running.tallies.clone();
+                tail.on_end(move |ended| match (ended.usage, model) {
+                    (Some(usage), Some(Model(model))) => {
+                        tallies.iter().for_each(|tally| tally.used(&model, usage.into()));
+                    }
+                    _ => tallies.iter().for_each(|tally| {
+                        tally.unsaid.fetch_add(1, Relaxed);
+                    }),
+                });
             }
             Ok(response.map(|body| CountedBody { body, running: Some(running) }))
         })

@@ -12,7 +12,8 @@ use tower_quota::{
     aimd::{Caps, Settings},
     client,
     journal::{FileStore, JournalError, JournalLayer, Restored, Salt},
-    org::{BuildError, Family, Org, Orgs},
+    judge::{Gather, JudgeLayer},
+    org::{BuildError, Family, Org, Orgs, Tuning},
     outcome::{BoxError, Class, HINT_CEILING, Outcome, Stamp},
     retry::{RateLimitRetryLayer, RetryError},
     stack::Stack,
@@ -20,8 +21,10 @@ use tower_quota::{
 
 use crate::{
     args::Args,
+    descriptors::{self, Room},
+    forecast::Asked,
     output::Verdict,
-    tally::{CountLayer, Tally, Tries},
+    tally::{CountLayer, Model, Tally, Tries},
 };
 
 /// The largest answer that is taken.
@@ -44,10 +47,10 @@ pub(crate) struct Wire {
 
 impl Wire {
     /// The ready-made stack over these orgs, for requests of these families.
-    pub(crate) fn new<'a>(
+    pub(crate) fn new(
         args: &Args,
         orgs: &Orgs,
-        families: impl IntoIterator<Item = &'a Family>,
+        families: &[Family],
         journal: Option<FileStore>,
     ) -> Result<Self, BuildError> {
         let mut retry = RateLimitRetryLayer::builder();
@@ -59,9 +62,11 @@ impl Wire {
         }
         // A cap of the command line is each org's own by now, and nothing may beat it.
         let caps = if args.cap.is_some() { Caps::default() } else { Caps::from_env()? };
+        // In the demonstration the provider's end of each connection is ours too.
+        heed_descriptors(orgs, families, &caps, if args.input.is_some() { 1 } else { 2 })?;
         let limit = Settings::builder().caps(caps).build()?;
         let stack = Stack::new(orgs.clone()).limit(limit).retry(retry.build()?).timeout(args.timeout);
-        let bound = families.into_iter().map(|family| stack.live_bound(family)).sum();
+        let bound = families.iter().map(|family| stack.live_bound(family)).sum();
 
         let all = Arc::new(Tally::default());
         let counts: HashMap<Arc<str>, CountLayer> = orgs
@@ -73,6 +78,8 @@ impl Wire {
             .collect();
         let tallies = counts.iter().map(|(name, count)| (name.clone(), count.tallies[0].clone())).collect();
         let client = client::https();
+        // It gathers nothing: it reads what passes, and tells at the end what each attempt used.
+        let client = JudgeLayer::new().gather(Gather::Nothing).layer(client);
         let stack = stack.build_with(move |org: &Org| counts[org.name()].layer(client.clone()))?;
         let service = match journal.clone() {
             Some(store) => JournalLayer::new(store).layer(stack).map_err(without_answer).then(verdict).boxed(),
@@ -80,6 +87,23 @@ impl Wire {
         };
         Ok(Wire { service, journal, shared: args.share_answers, bound, all, tallies })
     }
+}
+
+/// Raises the limit of open files to what so many calls need, or lowers the orgs' caps to what it allows, and says so.
+fn heed_descriptors(orgs: &Orgs, families: &[Family], caps: &Caps, each: usize) -> Result<(), BuildError> {
+    let boards: Vec<Org> = orgs.iter().flat_map(|org| families.iter().map(|family| org.family(family))).collect();
+    let wanted: Vec<usize> = boards.iter().map(|board| caps.of(board)).collect();
+    let calls = wanted.iter().fold(0, |sum: usize, cap| sum.saturating_add(*cap));
+    let Some(Room { may, calls: room }) = descriptors::room(calls, each) else { return Ok(()) };
+    let level = descriptors::level(&wanted, room);
+    for (board, cap) in boards.iter().zip(&wanted) {
+        board.retune_family(Tuning::new().cap(level.min(*cap)))?;
+    }
+    let allowed: usize = wanted.iter().map(|cap| level.min(*cap)).sum();
+    tracing::warn!(
+        "this process may have {may} files open, so at most {allowed} calls run at once instead of {calls}: raise its hard limit (ulimit -Hn) for more"
+    );
+    Ok(())
 }
 
 /// A request of an item; every attempt at it is counted in `tries`. With a `salt` it has an answer of its own, though another item asks
@@ -91,6 +115,7 @@ pub(crate) fn request(
     tries: Tries,
     salt: Option<String>,
 ) -> Request<Full<Bytes>> {
+    let model = Model(Asked::of(&body).model.as_deref().unwrap_or_default().into());
     let mut request = Request::new(Full::new(body));
     *request.method_mut() = Method::POST;
     *request.uri_mut() = path.into();
@@ -100,6 +125,7 @@ pub(crate) fn request(
     if let Some(salt) = salt {
         request.extensions_mut().insert(Salt(salt));
     }
+    request.extensions_mut().insert(model);
     request
 }
 

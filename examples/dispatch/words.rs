@@ -39,3 +39,35 @@ pub(crate) const fn resource(resource: Resource) -> &'static str {
         _ => "other",
     }
 }
+
+/// The same for a narrow place, as limits are spoken of: requests and tokens per minute.
+pub(crate) const fn short(resource: Resource) -> &'static str {
+    match resource {
+        Resource::Requests => "rpm",
+        Resource::InputTokens => "itpm",
+        Resource::OutputTokens => "otpm",
+        Resource::Tokens => "tpm",
+        _ => "other",
+    }
+}
+
+/// Dollars; of little money more digits are said.
+pub(crate) fn money(dollars: f64) -> String {
+    match dollars {
+        0.0 => "$0".to_owned(),
+        ..0.01 => format!("${dollars:.6}"),
+        ..0.1 => format!("${dollars:.4}"),
+        ..1.0 => format!("${dollars:.3}"),
+        _ => format!("${dollars:.2}"),
+    }
+}
+
+/// A count in three digits or so: `950`, `12.3k`, `4.5M`.
+pub(crate) fn about(count: f64) -> String {
+    match count {
+        ..999.5 => format!("{count:.0}"),
+        ..99_950.0 => format!("{:.1}k", count / 1e3),
+        ..999_500.0 => format!("{:.0}k", count / 1e3),
+        _ => format!("{:.1}M", count / 1e6),
+    }
+}

@@ -52,7 +52,7 @@
 //! - The token usage of the same: Anthropic's and OpenAI's `input_tokens`
 //!   and `output_tokens`, OpenAI's `prompt_tokens` and `completion_tokens`. Anthropic's `cache_creation_input_tokens` are added
 //!   to the input, since they count against the input quota; `cache_read_input_tokens` are not, since on current models they
-//!   do not.
+//!   do not. What was read from a cache and what was written to one is told apart too, OpenAI's `cached_tokens` among it.
 //!
 //! What went wrong in the provider's own words is kept in [`Stamp::said`](crate::outcome::Stamp::said): `type: message`, in at most 300
 //! characters, on one line, without the org's key ([`JudgeLayer::scrub`]) and without what looks like one. Of a request that

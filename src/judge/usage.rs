@@ -150,18 +150,31 @@ pub(super) struct Said {
     output_tokens: Option<u64>,
     completion_tokens: Option<u64>,
     cache_creation_input_tokens: Option<u64>,
+    cache_read_input_tokens: Option<u64>,
+    /// Of `input_tokens_details` or `prompt_tokens_details`: among the input.
+    cached_tokens: Option<u64>,
 }
 
 impl Said {
     /// What is said later of the same answer counts instead: counts of a stream are of all of it so far.
     pub(super) fn update(&mut self, later: Said) {
-        let Said { input_tokens, prompt_tokens, output_tokens, completion_tokens, cache_creation_input_tokens } = later;
+        let Said {
+            input_tokens,
+            prompt_tokens,
+            output_tokens,
+            completion_tokens,
+            cache_creation_input_tokens,
+            cache_read_input_tokens,
+            cached_tokens,
+        } = later;
         for (count, later) in [
             (&mut self.input_tokens, input_tokens),
             (&mut self.prompt_tokens, prompt_tokens),
             (&mut self.output_tokens, output_tokens),
             (&mut self.completion_tokens, completion_tokens),
             (&mut self.cache_creation_input_tokens, cache_creation_input_tokens),
+            (&mut self.cache_read_input_tokens, cache_read_input_tokens),
+            (&mut self.cached_tokens, cached_tokens),
         ] {
             *count = later.or(*count);
         }
@@ -173,9 +186,15 @@ impl Said {
         if input.is_none() && output.is_none() {
             return None;
         }
-        // Written to the cache means read from the input quota; read from the cache does not.
-        let cached = self.cache_creation_input_tokens.unwrap_or(0);
-        Some(Usage::new(input.unwrap_or(0).saturating_add(cached), output.unwrap_or(0)))
+        let input = input.unwrap_or(0);
+        // Written to the cache means read from the input quota; read from the cache does not. OpenAI's are among the input.
+        let written = self.cache_creation_input_tokens.unwrap_or(0);
+        let within = self.cached_tokens.unwrap_or(0).min(input);
+        let mut usage = Usage::new(input.saturating_add(written), output.unwrap_or(0));
+        usage.uncached_tokens = input - within;
+        usage.cache_read_tokens = self.cache_read_input_tokens.unwrap_or(0).saturating_add(within);
+        usage.cache_write_tokens = written;
+        Some(usage)
     }
 }
 
@@ -199,7 +218,12 @@ impl<'de> Deserialize<'de> for Said {
                         Name::OutputTokens => &mut said.output_tokens,
                         Name::CompletionTokens => &mut said.completion_tokens,
                         Name::CacheCreationInputTokens => &mut said.cache_creation_input_tokens,
-                        Name::Usage | Name::Message | Name::Response | Name::Other => {
+                        Name::CacheReadInputTokens => &mut said.cache_read_input_tokens,
+                        Name::InputDetails => {
+                            said.cached_tokens = fields.next_value::<Details>()?.0;
+                            continue;
+                        }
+                        Name::Usage | Name::Message | Name::Response | Name::CachedTokens | Name::Other => {
                             let _: IgnoredAny = fields.next_value()?;
                             continue;
                         }
@@ -213,6 +237,38 @@ impl<'de> Deserialize<'de> for Said {
         }
 
         deserializer.deserialize_any(Counts)
+    }
+}
+
+/// What is told of the input in detail: how much of it was cached.
+struct Details(Option<u64>);
+
+impl<'de> Deserialize<'de> for Details {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+
+        impl<'de> Visitor<'de> for Fields {
+            type Value = Details;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("details")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Details, A::Error> {
+                let mut cached = None;
+                while let Some(name) = fields.next_key()? {
+                    match name {
+                        Name::CachedTokens => cached = fields.next_value::<Count>()?.0,
+                        _ => drop(fields.next_value::<IgnoredAny>()?),
+                    }
+                }
+                Ok(Details(cached))
+            }
+
+            nothing_else!(Details(None); visit_u64: u64, visit_i64: i64, visit_f64: f64, visit_bool: bool, visit_str: &str);
+        }
+
+        deserializer.deserialize_any(Fields)
     }
 }
 
@@ -256,6 +312,9 @@ enum Name {
     OutputTokens,
     CompletionTokens,
     CacheCreationInputTokens,
+    CacheReadInputTokens,
+    InputDetails,
+    CachedTokens,
     Other,
 }
 
@@ -280,6 +339,9 @@ impl<'de> Deserialize<'de> for Name {
                     "output_tokens" => Name::OutputTokens,
                     "completion_tokens" => Name::CompletionTokens,
                     "cache_creation_input_tokens" => Name::CacheCreationInputTokens,
+                    "cache_read_input_tokens" => Name::CacheReadInputTokens,
+                    "input_tokens_details" | "prompt_tokens_details" => Name::InputDetails,
+                    "cached_tokens" => Name::CachedTokens,
                     _ => Name::Other,
                 })
             }
@@ -346,7 +408,41 @@ mod tests {
             (r#"{"usage":{"input_tokens":1"#, None),
             ("", None),
         ] {
-            assert_eq!(used(json, body), expected.map(|(input, output)| Usage::new(input, output)), "{body}");
+            let counted = used(json, body).map(|usage| (usage.input_tokens, usage.output_tokens));
+            assert_eq!(counted, expected, "{body}");
+        }
+    }
+
+    #[test]
+    fn what_was_cached_is_told_apart_and_nothing_of_the_input_is_counted_twice() {
+        // The quota's input; of the whole input what no cache had to do with, what was read from one, what was written to one.
+        for (usage, expected) in [
+            (r#"{"input_tokens":10,"output_tokens":1}"#, (10, 10, 0, 0)),
+            (
+                r#"{"input_tokens":10,"cache_creation_input_tokens":5,"cache_read_input_tokens":900,"output_tokens":20}"#,
+                (15, 10, 900, 5),
+            ),
+            (
+                r#"{"input_tokens":10,"cache_creation":{"ephemeral_5m_input_tokens":5},"cache_read_input_tokens":null}"#,
+                (10, 10, 0, 0),
+            ),
+            (
+                r#"{"prompt_tokens":100,"completion_tokens":1,"prompt_tokens_details":{"audio_tokens":0,"cached_tokens":64}}"#,
+                (100, 36, 64, 0),
+            ),
+            (r#"{"input_tokens":100,"input_tokens_details":{"cached_tokens":64},"output_tokens":1}"#, (100, 36, 64, 0)),
+            // More than there was: what is told of it in detail is not believed beyond that.
+            (r#"{"prompt_tokens":10,"prompt_tokens_details":{"cached_tokens":64}}"#, (10, 0, 10, 0)),
+            (r#"{"prompt_tokens":10,"prompt_tokens_details":null}"#, (10, 10, 0, 0)),
+            (r#"{"prompt_tokens":10,"prompt_tokens_details":[64]}"#, (10, 10, 0, 0)),
+            (r#"{"prompt_tokens":10,"prompt_tokens_details":{"cached_tokens":"64"}}"#, (10, 10, 0, 0)),
+            // Of the output's details nothing is meant.
+            (r#"{"prompt_tokens":10,"completion_tokens_details":{"cached_tokens":3}}"#, (10, 10, 0, 0)),
+            (r#"{"prompt_tokens":10,"cached_tokens":3}"#, (10, 10, 0, 0)),
+        ] {
+            let used = used("application/json", &format!(r#"{{"usage":{usage}}}"#)).unwrap();
+            let counts = (used.input_tokens, used.uncached_tokens, used.cache_read_tokens, used.cache_write_tokens);
+            assert_eq!(counts, expected, "{usage}");
         }
     }
 

@@ -8,14 +8,15 @@ use crate::org::Org;
 /// The error of the stack from the judge upward: what happened, at which org, and the cause as
 /// [`source`](StdError::source).
 pub struct Error {
-    stamp: Stamp,
+    // On the heap: errors are rare, and every answer that may be one would carry it.
+    stamp: Box<Stamp>,
     source: BoxError,
 }
 
 impl Error {
     /// An error with its meaning and its cause.
     pub fn new(outcome: Outcome, source: impl Into<BoxError>) -> Self {
-        Error { stamp: Stamp::new(outcome), source: source.into() }
+        Error { stamp: Box::new(Stamp::new(outcome)), source: source.into() }
     }
 
     /// Takes an `Error` out of a box unchanged; any other error becomes the source of a [`Class::Transport`] one.

@@ -9,17 +9,33 @@ use crate::org::Org;
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Input (prompt) tokens.
+    /// Input (prompt) tokens as the quota counts them: Anthropic's without what was [read from a cache](Usage::cache_read_tokens),
+    /// OpenAI's with it.
     pub input_tokens: u64,
     /// Output (completion) tokens.
     pub output_tokens: u64,
+    /// Input tokens that had nothing to do with a cache: neither read from one nor written to one. For prices; with
+    /// [`cache_read_tokens`](Usage::cache_read_tokens) and [`cache_write_tokens`](Usage::cache_write_tokens) it is the whole
+    /// input, each token in one of the three.
+    pub uncached_tokens: u64,
+    /// Input tokens that were read from a cache: Anthropic's `cache_read_input_tokens`, OpenAI's `cached_tokens`. Cheaper.
+    pub cache_read_tokens: u64,
+    /// Input tokens that were written to a cache: Anthropic's `cache_creation_input_tokens`. They are among
+    /// [`input_tokens`](Usage::input_tokens), and dearer.
+    pub cache_write_tokens: u64,
 }
 
 impl Usage {
-    /// So many input and output tokens.
+    /// So many input and output tokens, and no cache.
     #[must_use]
     pub const fn new(input_tokens: u64, output_tokens: u64) -> Self {
-        Usage { input_tokens, output_tokens }
+        Usage {
+            input_tokens,
+            output_tokens,
+            uncached_tokens: input_tokens,
+            cache_read_tokens: 0,
+            cache_write_tokens: 0,
+        }
     }
 }
 

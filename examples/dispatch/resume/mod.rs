@@ -153,18 +153,20 @@ impl Sending {
 }
 
 impl Resume {
-    /// Reads a whole file, and at the same time what an earlier run has left. No id may be given twice.
+    /// Reads a whole file, and at the same time what an earlier run has left. No id may be given twice. `each` sees every body.
     pub(crate) fn of_file(
         input: &Path,
         reading: &Reading,
         claim: Option<&Claim>,
         folder: &Path,
         wish: Wish,
+        mut each: impl FnMut(&str),
     ) -> Result<(Survey, Sending, Self), BadInput> {
         let mut items = Sorter::new(folder);
         let (surveyed, earlier) = std::thread::scope(|scope| {
             let earlier = claim.map(|claim| scope.spawn(|| Earlier::read(claim)));
             let surveyed = survey(input, reading, |number, id, path, body| {
+                each(body);
                 let more = if claim.is_some() { fingerprint(path, body.as_bytes()) } else { 0 };
                 items.push(Record { key: id_key(id), number, more }).map_err(unsorted)
             });
@@ -240,6 +242,11 @@ impl Resume {
                 }
             }
         }
+    }
+
+    /// How many items are to be sent; `None` of a stream.
+    pub(crate) const fn sending(&self) -> Option<u64> {
+        self.sending
     }
 
     /// What was found, for people; empty where there was no output.
