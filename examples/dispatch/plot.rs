@@ -14,7 +14,7 @@ use plotters::{
 use tokio::time::Instant;
 use tower_quota::org::Snapshot;
 
-use crate::{panel::say, samples::Samples, tally::Tally, whole::write_whole};
+use crate::{panel::say, samples::Samples, tally::Tally, whole::write_whole, words};
 
 /// The most moments that are kept.
 const MOMENTS: usize = 600;
@@ -167,7 +167,7 @@ impl Plot {
 
             let (sent, refused) = (self.rate(org, window), self.refused(org));
             let total = self.moments.kept().last().and_then(|moment| moment.orgs.get(org)).copied().unwrap_or_default();
-            let said = format!("{} calls, {} refused", total.calls, total.refused);
+            let said = format!("{}, {} refused", words::count(total.calls, "call"), total.refused);
             let most = top([&sent]);
             let mut chart = self::chart(rate, &said, end, most)?;
             line(&mut chart, BLUE, sent)?;

@@ -492,9 +492,7 @@ async fn the_picture_shows_every_org_and_what_was_refused() {
     let svg = bench.text("run.svg");
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
     let refused = bench.server.truth().throttled_429();
-    for word in
-        ["\nfirst\n", "\nsecond\n", &format!("{refused} calls, {refused} refused"), ", 0 refused", "concurrent calls"]
-    {
+    for word in ["\nfirst\n", "\nsecond\n", &format!(", {refused} refused"), ", 0 refused", "concurrent calls"] {
         assert!(svg.contains(word), "{word}: {svg}");
     }
     // An empty run has a picture too, and one that cannot be written is said before anything is sent.
