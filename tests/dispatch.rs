@@ -51,6 +51,10 @@ mod whole;
 #[allow(dead_code)]
 mod words;
 
+/// What a run takes, however long it is.
+#[cfg(target_os = "linux")]
+#[path = "dispatch/memory.rs"]
+mod memory;
 /// Runs that are ended and started again.
 #[path = "dispatch/resuming.rs"]
 mod resuming;
@@ -1124,7 +1128,7 @@ mod reader {
                 let earlier = ids[..i].iter().position(|id| *id == ids[i])?;
                 Some((earlier + 1, i + 1))
             });
-            let read = Resume::of_file(file.path(), &Reading::default(), None, file.path().parent().unwrap(), Wish::default(), |_| {});
+            let read = Resume::of_file(file.path(), &Reading::default(), None, file.path().parent().unwrap(), Wish::default(), |_, _| {});
             match (read.map(|(survey, ..)| survey), first) {
                 (Ok(survey), None) => prop_assert_eq!(survey.items, ids.len() as u64),
                 (Err(error), Some((earlier, line))) => {

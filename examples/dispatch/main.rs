@@ -259,7 +259,9 @@ impl Source {
         if !is_standard(input) && std::fs::metadata(input).is_ok_and(|metadata| metadata.is_file()) {
             let mut work = Work::default();
             let (survey, mut sending, resume) =
-                Resume::of_file(input, reading, earlier, &folder, wish, |body| work.add(body.as_bytes(), 1))?;
+                Resume::of_file(input, reading, earlier, &folder, wish, |number, body| {
+                    work.sample(number, body.as_bytes())
+                })?;
             if let Some(left) = resume.sending() {
                 work.keep(left, survey.items);
             }

@@ -62,6 +62,9 @@ pin_project! {
 pin_project! {
     /// The future of [`Journal`](super::Journal).
     ///
+    /// Who is called while the same request is on its way waits for that one: keep polling the other, or drop it, or give one of them a
+    /// [`Salt`](super::Salt).
+    ///
     /// Dropped at any time it drops what it has below, and those who wait for the same answer go on without it: one of them sends for
     /// itself. What had come whole by then is kept all the same, and given to them. Once finished it holds nothing.
     ///
@@ -73,14 +76,16 @@ pin_project! {
         St: Store,
         RB: Body,
     {
-        service: S,
-        store: St,
-        rules: Arc<Rules>,
-        request: Option<Request<B>>,
-        // None for what is not kept, and once the others know.
-        ticket: Option<Ticket<Shared>>,
+        // First: what is below is given up before the store, whose last handle waits for its writer.
         #[pin]
         step: Step<S::Future, St::Get, St::Put, RB>,
+        // None for what is not kept, and once the others know.
+        ticket: Option<Ticket<Shared>>,
+        request: Option<Request<B>>,
+        // None once it has finished.
+        service: Option<S>,
+        store: Option<St>,
+        rules: Arc<Rules>,
     }
 }
 
@@ -98,7 +103,7 @@ where
         ticket: Option<Ticket<Shared>>,
     ) -> Self {
         let step = if ticket.is_some() { Step::Joining } else { Step::Readying };
-        JournalFuture { service, store, rules, request: Some(request), ticket, step }
+        JournalFuture { step, ticket, request: Some(request), service: Some(service), store: Some(store), rules }
     }
 }
 
@@ -118,6 +123,8 @@ where
         // After an error one of those who wait tries for itself.
         *this.ticket = None;
         *this.request = None;
+        *this.service = None;
+        *this.store = None;
         Poll::Ready(result)
     }
 }
@@ -131,13 +138,17 @@ where
 {
     fn poll_steps(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended<RB, S::Error>> {
         let mut this = self.project();
+        let (service, store) = match (&mut *this.service, &*this.store) {
+            (Some(service), Some(store)) => (service, store),
+            _ => panic!("polled again after it has finished"),
+        };
         loop {
             let next = match this.step.as_mut().project() {
                 StepProj::Joining => {
                     let ticket = this.ticket.as_mut().expect("who joins has one");
                     match ready!(ticket.poll(cx)) {
-                        Turn::Lead(None) => Step::Looking { get: this.store.get(&ticket.key()) },
-                        Turn::Lead(Some(Shared { answer, .. })) => match keep(this.store, &ticket.key(), &answer) {
+                        Turn::Lead(None) => Step::Looking { get: store.get(&ticket.key()) },
+                        Turn::Lead(Some(Shared { answer, .. })) => match keep(store, &ticket.key(), &answer) {
                             Some(put) => Step::Keeping { put, answer, own: None },
                             None => return Poll::Ready(Ok(shared(Shared { answer, unkept: None }))),
                         },
@@ -157,15 +168,19 @@ where
                         end(this.ticket, |ticket| ticket.answered(answer.clone()));
                         return Poll::Ready(Ok(restored(&answer.answer, Restored::Kept)));
                     }
-                    if let Some(broken) = this.store.broken() {
+                    if let Some(broken) = store.broken() {
                         return Poll::Ready(Err(JournalError::Store(broken)));
                     }
                     Step::Readying
                 }
                 StepProj::Readying => {
-                    ready!(this.service.poll_ready(cx)).map_err(JournalError::Inner)?;
+                    ready!(service.poll_ready(cx)).map_err(JournalError::Inner)?;
+                    // It may have broken meanwhile.
+                    if let Some(broken) = this.ticket.as_ref().and_then(|_| store.broken()) {
+                        return Poll::Ready(Err(JournalError::Store(broken)));
+                    }
                     let request = this.request.take().expect("not polled again after it has finished");
-                    Step::Calling { call: this.service.call(request) }
+                    Step::Calling { call: service.call(request) }
                 }
                 StepProj::Calling { call } => {
                     let response = ready!(call.poll(cx)).map_err(JournalError::Inner)?;
@@ -191,7 +206,7 @@ where
                     let is_kept = this.rules.keep.keep(&head, &body);
                     let answer = Arc::new(Answer::of(&head, body));
                     let ticket = this.ticket.as_ref().expect("what has none is not gathered");
-                    let put = is_kept.then(|| keep(this.store, &ticket.key(), &answer)).flatten();
+                    let put = is_kept.then(|| keep(store, &ticket.key(), &answer)).flatten();
                     let own = Own { head, trailers };
                     match put {
                         Some(put) => {
@@ -241,8 +256,9 @@ impl Answer {
     }
 
     fn kept(entry: Entry) -> Self {
-        let stamp = Stamp { whole: true, ..Stamp::new(Outcome::of(Class::Ok)) };
-        Answer { status: entry.status, headers: entry.headers, body: entry.body, stamp: Some(stamp) }
+        // What else somebody chose to keep speaks by its status.
+        let stamp = entry.status.is_success().then(|| Stamp { whole: true, ..Stamp::new(Outcome::of(Class::Ok)) });
+        Answer { status: entry.status, headers: entry.headers, body: entry.body, stamp }
     }
 }
 

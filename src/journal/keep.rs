@@ -1,6 +1,10 @@
 //! Which answers are kept.
 
-use http::{header::CONTENT_TYPE, response};
+use http::{
+    StatusCode,
+    header::{CONTENT_ENCODING, CONTENT_TYPE},
+    response,
+};
 use memchr::memmem;
 use serde_json::Value;
 
@@ -22,17 +26,19 @@ impl<F: Fn(&response::Parts, &[u8]) -> bool + Send + Sync + 'static> Keep for F 
 
 /// Keeps answers that are answers, to their end. The default.
 ///
-/// * The judge's [`Stamp`] says [`Ok`](Class::Ok), and the status is of success. Without a stamp, in a stack without the judge, the
+/// * The judge's [`Stamp`] says [`Ok`](Class::Ok), and the status is of success; `202` and `206` are none, and what is compressed cannot be
+///   looked into. Without a stamp, in a stack without the judge, the
 ///   body must be whole JSON with no `error` at its top.
 /// * It was not cut short: no `stop_reason` of `max_tokens` or `model_context_window_exceeded` (Anthropic), no `finish_reason` of `length`,
-///   `model_length` or `content_filter` (OpenAI and those who speak like it), no `status` of `incomplete` (OpenAI's Responses), no
-///   `finishReason` of `MAX_TOKENS` (Gemini). Of a stream that was gathered, its events are read.
+///   `model_length` or `content_filter` (OpenAI and those who speak like it), no `status` of `incomplete`, `queued`, `in_progress` or
+///   `cancelled` (OpenAI's Responses), no `finishReason` of `MAX_TOKENS` (Gemini, also in a list of parts). Of a stream that was gathered, its events are read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Finished;
 
 impl Keep for Finished {
     fn keep(&self, head: &response::Parts, body: &[u8]) -> bool {
-        if !head.status.is_success() {
+        let is_part = matches!(head.status, StatusCode::ACCEPTED | StatusCode::PARTIAL_CONTENT);
+        if !head.status.is_success() || is_part || head.headers.contains_key(CONTENT_ENCODING) {
             return false;
         }
         let judged = match head.extensions.get::<Stamp>() {
@@ -51,13 +57,16 @@ fn is_answer(body: &[u8]) -> bool {
 }
 
 /// What an answer says that was not finished, wherever each of them may stand.
-const WORDS: [&str; 7] = [
+const WORDS: [&str; 10] = [
     "\"max_tokens\"",
     "\"model_context_window_exceeded\"",
     "\"length\"",
     "\"model_length\"",
     "\"content_filter\"",
     "\"incomplete\"",
+    "\"queued\"",
+    "\"in_progress\"",
+    "\"cancelled\"",
     "\"MAX_TOKENS\"",
 ];
 
@@ -68,12 +77,16 @@ fn is_cut_short(body: &[u8], is_stream: bool) -> bool {
     }
     let says_so = |json: &[u8]| serde_json::from_slice(json).is_ok_and(|answer: Value| is_unfinished(&answer));
     if !is_stream {
-        return says_so(body);
+        // What cannot be taken apart is not known to be finished.
+        return serde_json::from_slice(body).map_or(true, |answer: Value| is_unfinished(&answer));
     }
     body.split(|byte| matches!(byte, b'\n' | b'\r')).filter_map(|line| line.strip_prefix(b"data:")).any(says_so)
 }
 
 fn is_unfinished(answer: &Value) -> bool {
+    if let Some(parts) = answer.as_array() {
+        return parts.iter().any(is_unfinished);
+    }
     let is_one = |reason: &Value, of: &[&str]| reason.as_str().is_some_and(|reason| of.contains(&reason));
     let any_of = |list: &Value, name: &str, of: &[&str]| {
         list.as_array().is_some_and(|items| items.iter().any(|item| is_one(&item[name], of)))
@@ -81,7 +94,7 @@ fn is_unfinished(answer: &Value) -> bool {
     // The answer itself, or what an event has within it.
     [answer, &answer["delta"], &answer["message"], &answer["response"]].into_iter().any(|part| {
         is_one(&part["stop_reason"], &["max_tokens", "model_context_window_exceeded"])
-            || is_one(&part["status"], &["incomplete"])
+            || is_one(&part["status"], &["incomplete", "queued", "in_progress", "cancelled"])
             || any_of(&part["choices"], "finish_reason", &["length", "model_length", "content_filter"])
             || any_of(&part["candidates"], "finishReason", &["MAX_TOKENS"])
     })
@@ -129,6 +142,12 @@ mod tests {
             (r#"{"choices":[{"finish_reason":"content_filter"}]}"#, false),
             (r#"{"status":"completed","incomplete_details":null}"#, true),
             (r#"{"status":"incomplete","incomplete_details":{"reason":"max_output_tokens"}}"#, false),
+            (r#"{"status":"queued","error":null}"#, false),
+            (r#"{"status":"in_progress"}"#, false),
+            (r#"{"status":"cancelled"}"#, false),
+            (r#"[{"candidates":[{}]},{"candidates":[{"finishReason":"STOP"}]}]"#, true),
+            (r#"[{"candidates":[{}]},{"candidates":[{"finishReason":"MAX_TOKENS"}]}]"#, false),
+            (r#"{"content":"\"length\"#, false),
             (r#"{"candidates":[{"finishReason":"STOP"}]}"#, true),
             (r#"{"candidates":[{"finishReason":"MAX_TOKENS"}]}"#, false),
             (r#"{"object":"list","data":[{"embedding":[0.1]}],"usage":{"length":1}}"#, true),
@@ -168,13 +187,16 @@ mod tests {
             let kept = Finished.keep(&head(200, "application/json", Some(class)), good.as_bytes());
             assert_eq!(kept, class.implies().may_store, "{class}");
         }
-        for status in [204, 304, 400, 401, 429, 500, 529] {
+        for status in [202, 204, 206, 304, 400, 401, 429, 500, 529] {
             let kept = Finished.keep(&head(status, "application/json", None), good.as_bytes());
             assert_eq!(kept, status == 204, "{status}");
             assert!(
                 status == 204 || !Finished.keep(&head(status, "application/json", Some(Class::Ok)), good.as_bytes())
             );
         }
+        let mut packed = head(200, "application/json", Some(Class::Ok));
+        packed.headers.insert(CONTENT_ENCODING, http::HeaderValue::from_static("gzip"));
+        assert!(!Finished.keep(&packed, good.as_bytes()), "nobody has looked into it");
         // Nobody has judged these.
         let unjudged = |body: &str| Finished.keep(&head(200, "application/json", None), body.as_bytes());
         assert!(unjudged(good) && unjudged(r#"{"error":null,"choices":[]}"#));

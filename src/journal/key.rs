@@ -36,7 +36,8 @@ pub struct Salt(pub String);
 
 /// The fingerprint of a request: a full SHA-256 of everything that its answer depends on, and of nothing that says who asks.
 ///
-/// It covers the method, the host, path and query, [those headers](KeyHeaders) that change the answer, the [`Salt`], and the body. A body of JSON
+/// It covers the method, the host, path and query, [those headers](KeyHeaders) that change the answer, `accept-encoding`, the [`Salt`], and the
+/// body. A body of JSON
 /// is brought into one form: the order of members, blanks and the way in which a text is escaped make no difference. Everything
 /// else does, the order of an array as well as the text of a number: `1` and `1.0` are two requests, since a miss costs a call and a
 /// false hit is a wrong answer. So is a body that is no JSON, or names a member twice: it counts by its bytes, and with it its
@@ -66,6 +67,10 @@ impl Key {
         place(&mut hash, request.uri());
         for name in &*headers.0 {
             all_of(&mut hash, request, name);
+        }
+        // In what form it may be answered.
+        if !headers.0.contains(&header::ACCEPT_ENCODING) {
+            all_of(&mut hash, request, &header::ACCEPT_ENCODING);
         }
         // No header has an empty name.
         text(&mut hash, b"");

@@ -325,7 +325,7 @@ async fn b139_what_failed_attempts_used_is_counted_and_what_was_cached_is_cheape
         (r#"{"type":"message","content":[]}"#.to_owned(), used(text, plain), (90, 0, 0, 10), 90.0 * 4.0 + 10.0 * 20.0),
     ] {
         let base_url = scripted(vec![(200, first.clone()), (200, second)]).await;
-        let more = ["--base-url", &base_url, "--prices", "prices.toml"];
+        let more = ["--base-url", &base_url, "--prices", "prices.toml", "--no-journal"];
         let output = bench.input(&bench.lines(0..1)).files(&more).output().await.unwrap();
         assert_eq!(code(&output), 0, "{}", said(&output));
         let report = bench.report();

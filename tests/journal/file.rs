@@ -158,6 +158,24 @@ fn what_is_no_journal_is_refused_and_not_touched() {
     fs::write(&path, "{\"custom_id\":\"a\"}\n").unwrap();
     assert!(matches!(builder(&path).open().unwrap_err(), OpenError::NotAJournal { .. }));
     assert_eq!(fs::read_to_string(&path).unwrap(), "{\"custom_id\":\"a\"}\n");
+    // Nor is what another program keeps in the same engine.
+    let others = folder.path().join("others.redb");
+    let table = redb::TableDefinition::<&str, u64>::new("entries");
+    let database = redb::Database::create(&others).unwrap();
+    let writing = database.begin_write().unwrap();
+    writing.open_table(table).unwrap().insert("theirs", 7).unwrap();
+    writing.commit().unwrap();
+    drop(database);
+    let before = fs::read(&others).unwrap();
+    assert!(matches!(builder(&others).open().unwrap_err(), OpenError::NotAJournal { .. }));
+    assert!(fs::read(&others).unwrap() == before, "not a byte of it has changed");
+    fs::remove_file(&others).unwrap();
+    // A kill in the midst of its making leaves zeros: that is no reason to refuse it for ever.
+    let zeros = folder.path().join("zeros.journal");
+    fs::write(&zeros, [0; 4_096]).unwrap();
+    drop(builder(&zeros).open().unwrap());
+    fs::remove_file(&zeros).unwrap();
+    fs::remove_file(folder.path().join("zeros.journal.damaged")).unwrap();
     let nowhere = folder.path().join("no/such/folder");
     assert!(matches!(builder(&nowhere).open().unwrap_err(), OpenError::Io { .. }));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);

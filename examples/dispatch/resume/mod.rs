@@ -153,20 +153,20 @@ impl Sending {
 }
 
 impl Resume {
-    /// Reads a whole file, and at the same time what an earlier run has left. No id may be given twice. `each` sees every body.
+    /// Reads a whole file, and at the same time what an earlier run has left. No id may be given twice. `each` sees every body with its number, from 0.
     pub(crate) fn of_file(
         input: &Path,
         reading: &Reading,
         claim: Option<&Claim>,
         folder: &Path,
         wish: Wish,
-        mut each: impl FnMut(&str),
+        mut each: impl FnMut(u64, &str),
     ) -> Result<(Survey, Sending, Self), BadInput> {
         let mut items = Sorter::new(folder);
         let (surveyed, earlier) = std::thread::scope(|scope| {
             let earlier = claim.map(|claim| scope.spawn(|| Earlier::read(claim)));
             let surveyed = survey(input, reading, |number, id, path, body| {
-                each(body);
+                each(number, body);
                 let more = if claim.is_some() { fingerprint(path, body.as_bytes()) } else { 0 };
                 items.push(Record { key: id_key(id), number, more }).map_err(unsorted)
             });

@@ -105,19 +105,15 @@ impl FileStore {
         self.writer.shared()
     }
 
-    fn find(&self, key: &Key) -> Option<Bytes> {
+    fn find(&self, key: &Key) -> Result<Option<Bytes>, Fault> {
         let shared = self.shared();
         let recent = shared.recent.read().unwrap_or_else(PoisonError::into_inner).get(key).copied();
         // After the keys that the index lacks: those that have left them are in it by now.
-        let view = shared.view.read().unwrap_or_else(PoisonError::into_inner).clone()?;
-        let found = match recent {
+        let Some(view) = shared.view.read().unwrap_or_else(PoisonError::into_inner).clone() else { return Ok(None) };
+        match recent {
             Some(number) => view.entry(number, key),
             None => view.number(key).and_then(|number| number.map_or(Ok(None), |number| view.entry(number, key))),
-        };
-        found.unwrap_or_else(|fault| {
-            tracing::debug!(?fault, %key, "an entry cannot be read: it is sent again");
-            None
-        })
+        }
     }
 }
 
@@ -126,7 +122,18 @@ impl Store for FileStore {
     type Put = FilePut;
 
     fn get(&self, key: &Key) -> Self::Get {
-        ready(Ok(self.find(key)))
+        ready(match self.find(key) {
+            Ok(found) => Ok(found),
+            // The disk, not the entry: what it holds is not paid for again, and the engine reads no more of it.
+            Err(Fault::Failed(error)) => {
+                let why = format!("{} cannot be read: {error}", self.path().display());
+                Err(self.shared().broken.get_or_init(|| StoreError::new(why)).clone().into())
+            }
+            Err(fault) => {
+                tracing::debug!(?fault, %key, "an entry cannot be read: it is sent again");
+                Ok(None)
+            }
+        })
     }
 
     fn put(&self, key: Key, entry: Bytes) -> FilePut {
@@ -212,9 +219,10 @@ impl FileStoreBuilder {
             return Err(OpenError::Config(BuildError::new(field, problem)));
         }
         let problem = |fault: Fault| OpenError::of(&path, fault);
+        let failed = |source| OpenError::Io { path: path.clone(), source };
+        salvage::finish(&path).map_err(failed)?;
         let (tables, recent) = match Tables::open(&path, cache) {
             Err(Fault::Damaged(why)) => {
-                let failed = |source| OpenError::Io { path: path.clone(), source };
                 if !salvage::is_ours(&path).map_err(failed)? {
                     return Err(OpenError::NotAJournal { path });
                 }
@@ -222,6 +230,8 @@ impl FileStoreBuilder {
             }
             opened => opened.map_err(problem)?,
         };
+        // A power cut leaves its name too.
+        salvage::synced_folder(&path);
         let shared = Shared::new(path.clone(), cache, index_after, linger, recent);
         let writer = Writer::start(shared, tables).map_err(problem)?;
         Ok(FileStore { writer: Arc::new(writer) })
@@ -273,6 +283,7 @@ impl OpenError {
         let path = path.to_owned();
         match fault {
             Fault::InUse => OpenError::InUse { path },
+            Fault::NotOurs => OpenError::NotAJournal { path },
             Fault::Failed(redb::Error::Io(source)) => OpenError::Io { path, source },
             Fault::Failed(error) => OpenError::Broken { path, source: error.into() },
             Fault::Damaged(why) => OpenError::Broken { path, source: why.into() },

@@ -38,7 +38,9 @@ pub(super) fn is_ours(path: &Path) -> io::Result<bool> {
     let mut begin = vec![];
     File::open(path)?.take(ENGINE.len() as u64).read_to_end(&mut begin)?;
     let alike = begin.iter().zip(ENGINE).filter(|(is, was)| **is == *was).count();
-    if alike * 3 >= begin.len() * 2 {
+    let enough = if begin.len() < ENGINE.len() { begin.len() } else { ENGINE.len() * 2 / 3 };
+    // The engine begins with nothing but zeros: a kill at that moment leaves them.
+    if alike >= enough || begin.iter().all(|byte| *byte == 0) {
         return Ok(true);
     }
     let mut found = false;
@@ -59,10 +61,16 @@ pub(super) fn salvage(path: &Path, cache: usize, index_after: usize) -> Result<S
     }
     remove(&fresh)?;
     let saved = save(path, &fresh, cache, index_after);
-    if saved.is_err() {
+    if saved.as_ref().is_err_and(|fault| !matches!(fault, Fault::InUse)) {
         remove(&fresh)?;
     }
     saved
+}
+
+/// Finishes what a kill has left undone, where the file has lost its name and the fresh one not yet got it.
+pub(super) fn finish(path: &Path) -> io::Result<()> {
+    let fresh = beside(path, ".salvage");
+    if !path.try_exists()? && fresh.try_exists()? { fs::rename(fresh, path) } else { Ok(()) }
 }
 
 fn save(path: &Path, fresh: &Path, cache: usize, index_after: usize) -> Result<Saved, Fault> {
@@ -87,7 +95,13 @@ fn save(path: &Path, fresh: &Path, cache: usize, index_after: usize) -> Result<S
     written?;
     write(&mut group)?;
     let aside = set_aside(path).map_err(failed)?;
-    fs::rename(fresh, path).map_err(failed)?;
+    if let Err(error) = fs::rename(fresh, path) {
+        // Without second names the file has lost its own.
+        if !path.try_exists().unwrap_or(true) {
+            fs::rename(&aside, path).map_err(failed)?;
+        }
+        return Err(failed(error));
+    }
     synced_folder(path);
     let recent = recent.into_inner().unwrap_or_else(PoisonError::into_inner);
     Ok(Saved { tables, recent, entries, aside })
@@ -129,7 +143,7 @@ fn set_aside(path: &Path) -> io::Result<PathBuf> {
 }
 
 /// A power cut leaves the new names too. Where a folder cannot be opened there is nothing to be done.
-fn synced_folder(path: &Path) {
+pub(super) fn synced_folder(path: &Path) {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let _ = File::open(folder).and_then(|folder| folder.sync_all());
 }
@@ -138,7 +152,7 @@ fn synced_folder(path: &Path) {
 fn each_entry(path: &Path, mut show: impl FnMut(Key, &[u8]) -> bool) -> io::Result<()> {
     let file = File::open(path)?;
     let end = file.metadata()?.len();
-    // Entries do not lie in one another. Where they seem to, the file is yet not read more often than this.
+    // Entries do not lie in one another. Where they seem to, the file is yet not read and hashed more often than this.
     let mut reader = Reader { file, end, allowance: end.saturating_mul(4) };
     let magic = memmem::Finder::new(&seal::MAGIC);
     let mut at = 0;
@@ -185,7 +199,14 @@ impl Reader {
         let Some((key, length, _)) = seal::head(if head.is_empty() { rest } else { &head }) else { return Ok(None) };
         let whole = seal::HEAD + length;
         if let Some(entry) = rest.get(..whole) {
-            return Ok(seal::open(entry).map(|_| (key, entry.into())));
+            if self.allowance < whole as u64 {
+                return Ok(None);
+            }
+            if seal::open(entry).is_none() {
+                self.allowance -= whole as u64;
+                return Ok(None);
+            }
+            return Ok(Some((key, entry.into())));
         }
         if self.end - at < whole as u64 || self.allowance < whole as u64 {
             return Ok(None);

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use redb::{Database, ReadOnlyTable, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{Database, ReadOnlyTable, ReadableDatabase, ReadableTable, TableDefinition, TableHandle};
 
 use crate::journal::{Key, seal};
 
@@ -25,6 +25,8 @@ const INDEXED: TableDefinition<(), u64> = TableDefinition::new("indexed");
 pub(super) enum Fault {
     /// Somebody else has it open.
     InUse,
+    /// It is whole, and somebody else's.
+    NotOurs,
     /// What is in it makes no sense.
     Damaged(String),
     /// The system does not let us: the disk is full, say.
@@ -39,7 +41,8 @@ impl<E: Into<redb::Error>> From<E> for Fault {
             Error::Io(error) if !matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::InvalidData) => {
                 Fault::Failed(Error::Io(error))
             }
-            // An error of the system itself comes as such the first time: what is remembered of one (`PreviousIo`) was damage.
+            // An error of the system itself comes as such the first time, and breaks the store: what is remembered of one (`PreviousIo`)
+            // was damage.
             other => Fault::Damaged(other.to_string()),
         }
     }
@@ -96,6 +99,13 @@ impl Tables {
     pub(super) fn open(path: &Path, cache: usize) -> Result<(Self, Recent), Fault> {
         caught(|| {
             let database = Held(Some(Database::builder().set_cache_size(cache).create(path)?));
+            let before = database.get().begin_read()?;
+            let names: Vec<String> = before.list_tables()?.map(|table| table.name().to_owned()).collect();
+            let known = names.is_empty() || names.iter().any(|name| name == INDEXED.name());
+            if !known || before.list_multimap_tables()?.next().is_some() {
+                return Err(Fault::NotOurs);
+            }
+            before.close()?;
             let making = database.get().begin_write()?;
             making.open_table(ENTRIES)?;
             making.open_table(INDEX)?;

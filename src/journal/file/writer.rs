@@ -73,9 +73,9 @@ impl Shared {
             return told;
         }
         queue.puts.push(Put { key, entry, done });
-        let is_first = queue.puts.len() == 1;
+        let wakes = matches!(queue.puts.len(), 1 | FULL);
         drop(queue);
-        if is_first {
+        if wakes {
             self.arrived.notify_one();
         }
         told
@@ -89,9 +89,9 @@ impl Shared {
             .wait_while(queue, |queue| queue.puts.is_empty() && !queue.closing)
             .unwrap_or_else(PoisonError::into_inner);
         if !self.linger.is_zero() && !queue.closing && queue.puts.len() < FULL {
-            drop(queue);
-            thread::sleep(self.linger);
-            queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let more = |queue: &mut Queue| !queue.closing && queue.puts.len() < FULL;
+            let waited = self.arrived.wait_timeout_while(queue, self.linger, more);
+            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         let puts = mem::take(&mut queue.puts);
         (!puts.is_empty()).then_some(puts)
@@ -213,6 +213,7 @@ impl Shared {
         let file = self.path.display();
         let why = match fault {
             Fault::InUse => format!("{file} is in use by another process"),
+            Fault::NotOurs => format!("{file} is another program's by now"),
             Fault::Damaged(why) => format!("{file} is damaged, and cannot be mended: {why}"),
             Fault::Failed(redb::Error::Io(error)) => format!("{file} cannot be written: {error}"),
             Fault::Failed(error) => format!("{file} cannot be written: {error}"),
