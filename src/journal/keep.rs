@@ -147,7 +147,7 @@ mod tests {
             (r#"{"status":"cancelled"}"#, false),
             (r#"[{"candidates":[{}]},{"candidates":[{"finishReason":"STOP"}]}]"#, true),
             (r#"[{"candidates":[{}]},{"candidates":[{"finishReason":"MAX_TOKENS"}]}]"#, false),
-            (r#"{"content":"\"length\"#, false),
+            (r#"{"finish_reason":"length""#, false),
             (r#"{"candidates":[{"finishReason":"STOP"}]}"#, true),
             (r#"{"candidates":[{"finishReason":"MAX_TOKENS"}]}"#, false),
             (r#"{"object":"list","data":[{"embedding":[0.1]}],"usage":{"length":1}}"#, true),

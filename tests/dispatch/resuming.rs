@@ -447,7 +447,7 @@ async fn a_journal_that_cannot_grow_stops_the_run_and_a_later_one_goes_on() {
     let program = program().to_str().unwrap();
     // More than an empty journal, and less than it would take: 1,024 blocks of 512 or 1024 bytes.
     let script = format!(
-        "trap '' XFSZ; ulimit -f 1024; exec {program} --input in.jsonl --output - --journal kept.journal --orgs orgs.toml > out.jsonl"
+        "trap '' XFSZ; ulimit -f 1024; exec {program} --input in.jsonl --output - --journal kept.journal --orgs orgs.toml"
     );
     let mut shell = Command::new("sh");
     let output = shell.args(["-c", &script]).current_dir(bench.dir.path()).output().await.unwrap();
@@ -456,6 +456,7 @@ async fn a_journal_that_cannot_grow_stops_the_run_and_a_later_one_goes_on() {
     assert!(said.contains("kept.journal cannot be written: ") && said.contains("Nothing more is sent"), "{said}");
     let calls = bench.calls();
     assert!(calls > 100 && calls < 3_000, "{calls} calls: admission stops");
+    bench.output(std::str::from_utf8(&output.stdout).unwrap());
     let answered = bench.answers().values().filter(|row| row["outcome"] == "ok").count() as u64;
     assert!(answered + 20 >= calls, "{answered} of {calls}: what was paid for has its row, though it is not kept");
     let (code, said) = bench.run(&["--journal", "kept.journal"]).await;
