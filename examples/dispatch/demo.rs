@@ -70,5 +70,6 @@ pub(crate) fn item(dialect: Dialect, number: u64) -> Item {
         family: Family::of_model(model),
         body: Bytes::from(body.to_string()),
         metadata: None,
+        replaces: None,
     }
 }

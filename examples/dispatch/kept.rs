@@ -11,8 +11,12 @@ use crate::{Failure, args::Args, can_hold, claim, wire::in_one_line};
 
 /// Where the journal is; `None` where there is none.
 pub(crate) fn path(args: &Args) -> Option<PathBuf> {
+    place(args).filter(|_| !args.no_journal)
+}
+
+/// Where the journal is, or would be.
+fn place(args: &Args) -> Option<PathBuf> {
     match (&args.journal, &args.output) {
-        _ if args.no_journal => None,
         (Some(path), _) => Some(path.clone()),
         // Answers to nobody's questions, and what is not kept itself, need none.
         (None, Some(output)) if args.input.is_some() && can_hold(Some(output)) => {
@@ -27,13 +31,16 @@ pub(crate) fn path(args: &Args) -> Option<PathBuf> {
 /// # Errors
 /// If another run has it, or it cannot be opened.
 pub(crate) fn open(args: &Args, fresh: bool) -> Result<Option<FileStore>, Failure> {
-    let Some(path) = path(args) else { return Ok(None) };
+    let Some(path) = place(args) else { return Ok(None) };
     let failure =
         |error: &(dyn Error + 'static)| Failure::new(format!("--journal {}: {}", path.display(), in_one_line(error)));
     if fresh && path.exists() {
         // Not while another run has it.
         drop(FileStore::open(&path).map_err(|error| failure(&error))?);
         std::fs::rename(&path, claim::unused_beside(&path)).map_err(|error| failure(&error))?;
+    }
+    if args.no_journal {
+        return Ok(None);
     }
     FileStore::open(&path).map(Some).map_err(|error| failure(&error))
 }

@@ -42,7 +42,7 @@ use std::{
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use clap::Parser;
@@ -151,7 +151,7 @@ async fn demonstrate(args: &Args) -> Result<u8, Failure> {
 
 /// Sends what the input holds.
 async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
-    let same = |a: &Path, b: &Path| a == b || a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b));
+    let same = |a: &Path, b: &Path| a == b || whereabouts(a).is_some_and(|a| whereabouts(b).is_some_and(|b| a == b));
     let headroom_file = args.headroom_file.clone().or_else(status::from_env);
     let journal = kept::path(args);
     let files = [
@@ -248,6 +248,12 @@ struct Source {
     resume: Resume,
 }
 
+/// What tells whether a file has been changed.
+fn looks(path: &Path) -> Option<(u64, SystemTime)> {
+    let there = std::fs::metadata(path).ok()?;
+    Some((there.len(), there.modified().ok()?))
+}
+
 impl Source {
     fn open(args: &Args, input: &Path, reading: &Reading, earlier: Option<&Claim>) -> Result<Self, Failure> {
         let wish = Wish { retry_failed: args.retry_failed, ordered: args.ordered.is_some() };
@@ -257,6 +263,7 @@ impl Source {
         };
         // Only a file can be read twice: a pipe may have a name too.
         if !is_standard(input) && std::fs::metadata(input).is_ok_and(|metadata| metadata.is_file()) {
+            let as_it_was = looks(input);
             let mut work = Work::default();
             let (survey, mut sending, resume) =
                 Resume::of_file(input, reading, earlier, &folder, wish, |number, body| {
@@ -271,14 +278,20 @@ impl Source {
                 what.push_str(&format!(", {count} {family}"));
             }
             let mut items = input::open(input, reading)?;
+            let file = input.to_owned();
             let next = Box::new(move || {
                 while !sending.is_over() {
                     match items.next_item()? {
                         Some(_) if !sending.wants() => {}
-                        item => return Ok(item),
+                        Some(item) => return Ok(Some(item)),
+                        None => break,
                     }
                 }
-                Ok(None)
+                if looks(&file) == as_it_was {
+                    return Ok(None);
+                }
+                let problem = "it was changed while it was read: begin again with it as it is to be".to_owned();
+                Err(BadInput { file: file.display().to_string(), place: None, problem })
             });
             let families = survey.families.into_keys().collect();
             return Ok(Source {
@@ -358,9 +371,9 @@ impl Job {
             self;
         let prices = Prices::load(args.prices.as_deref()).map_err(|error| Failure(format!("--prices {error}")))?;
         // Before the output is touched: an org that cannot be used is a bad command line.
+        writable(args, headroom_file.as_deref())?;
         let journal = if args.dry_run { None } else { kept::open(args, fresh)? };
         let wire = Wire::new(args, &orgs, &families, journal).map_err(Failure::new)?;
-        writable(args, headroom_file.as_deref())?;
         let output_name = args.output.as_deref().unwrap_or(Path::new("-"));
         if args.dry_run || !args.quiet {
             let found = resume.text(output_name);
@@ -448,6 +461,11 @@ fn writable(args: &Args, headroom_file: Option<&Path>) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Where a file really is, or will be.
+fn whereabouts(path: &Path) -> Option<PathBuf> {
+    path.canonicalize().ok().or_else(|| Some(folder_of(path).canonicalize().ok()?.join(path.file_name()?)))
+}
+
 /// The folder in which a file is or will be.
 fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
@@ -502,7 +520,8 @@ async fn nothing(args: &Args, claim: Option<Claim>, bad_input: u64) -> Result<u8
 /// Reports, and says with what exit code to end.
 fn finish(args: &Args, report: Report) -> Result<u8, Failure> {
     let text = if args.quiet { report.line() } else { report.text() };
-    say(text.trim_end());
+    // A terminal does what such characters say, and ids and errors are others' words.
+    say(&text.trim_end().replace(|c: char| c.is_control() && c != '\n', "\u{fffd}"));
     if let Some(path) = &args.report {
         let mut json = serde_json::to_vec_pretty(&report).map_err(Failure::new)?;
         json.push(b'\n');

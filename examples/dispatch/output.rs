@@ -13,8 +13,9 @@ use std::{
 
 use bytes::Bytes;
 use serde::Serialize;
-use serde_json::value::RawValue;
+use serde_json::{Value, value::RawValue};
 use tokio::sync::mpsc;
+use tower_quota::org::Orgs;
 
 use crate::{claim::CHUNK, tally::Seen};
 
@@ -67,9 +68,43 @@ struct Fields<'a> {
 pub(crate) struct Scrubber(Vec<String>);
 
 impl Scrubber {
+    /// The keys of these orgs.
+    pub(crate) fn of(orgs: &Orgs) -> Self {
+        Scrubber::new(orgs.iter().filter_map(|org| org.key()).map(|key| key.reveal()))
+    }
+
     /// Keys shorter than eight characters are no secret, and might be a word of the answer.
     pub(crate) fn new<'a>(keys: impl IntoIterator<Item = &'a str>) -> Self {
         Scrubber(keys.into_iter().filter(|key| key.len() >= 8).map(str::to_owned).collect())
+    }
+
+    /// Whether a key stands in this body, also written with the escapes of JSON.
+    pub(crate) fn finds(&self, body: &[u8]) -> bool {
+        let text = String::from_utf8_lossy(body);
+        self.0.iter().any(|key| text.contains(key.as_str())) || self.unescaped(&text).is_some()
+    }
+
+    /// The JSON without keys, where one stands in it in such a way that its text does not show it.
+    fn unescaped(&self, text: &str) -> Option<String> {
+        if self.0.is_empty() || !(text.contains("\\/") || text.contains("\\u")) {
+            return None;
+        }
+        let mut value: Value = serde_json::from_str(text).ok()?;
+        self.scrub_within(&mut value).then(|| value.to_string())
+    }
+
+    fn scrub_within(&self, value: &mut Value) -> bool {
+        match value {
+            Value::String(text) => {
+                let clean = self.scrub(text.clone());
+                let found = clean != *text;
+                *text = clean;
+                found
+            }
+            Value::Array(items) => items.iter_mut().fold(false, |found, item| self.scrub_within(item) | found),
+            Value::Object(members) => members.values_mut().fold(false, |found, item| self.scrub_within(item) | found),
+            _ => false,
+        }
     }
 
     pub(crate) fn scrub(&self, mut text: String) -> String {
@@ -112,7 +147,10 @@ fn json(body: &[u8], scrubber: &Scrubber) -> Box<RawValue> {
     let text = String::from_utf8_lossy(body);
     // In JSON a line feed can stand only between values: inside a string it is written `\n`.
     let value = match serde_json::from_str::<&RawValue>(&text) {
-        Ok(value) => scrubber.scrub(value.get().replace(['\n', '\r'], " ")),
+        Ok(value) => {
+            let value = scrubber.scrub(value.get().replace(['\n', '\r'], " "));
+            scrubber.unescaped(&value).unwrap_or(value)
+        }
         Err(_) => return string(&scrubber.scrub(text.into_owned())),
     };
     serde_json::from_str(&value).unwrap_or_else(|_| string(&value))

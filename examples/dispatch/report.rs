@@ -229,6 +229,8 @@ pub(crate) struct Report {
     ok: u64,
     /// Those that an earlier run has settled: they are counted as what they are too.
     restored: u64,
+    /// Those that the journal has answered, so that nothing was sent.
+    from_journal: u64,
     /// Ids refused for good.
     terminal: u64,
     /// Ids that may be sent again with hope.
@@ -332,7 +334,8 @@ impl Report {
             expected: facts.expected,
             bad_input: facts.bad_input,
             ok,
-            restored: facts.restored.all() + facts.counts.from_journal,
+            restored: facts.restored.all(),
+            from_journal: facts.counts.from_journal,
             terminal: ended(Ending::Terminal),
             redrivable: ended(Ending::Redrivable),
             rate_limited,
@@ -395,6 +398,9 @@ impl Report {
         }
         if self.restored > 0 {
             let _ = write!(line, ", {} from before", self.restored);
+        }
+        if self.from_journal > 0 {
+            let _ = write!(line, ", {} from the journal", self.from_journal);
         }
         let _ = write!(line, ", {} missing", self.missing);
         if self.bad_input > 0 {

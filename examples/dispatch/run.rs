@@ -135,6 +135,7 @@ impl Early {
 struct Live {
     custom_id: String,
     fingerprint: u128,
+    replaces: Option<u64>,
     metadata: Option<Box<RawValue>>,
     tries: Tries,
 }
@@ -143,6 +144,7 @@ struct Live {
 struct Desk<'a> {
     counts: Counts,
     scrubber: &'a Scrubber,
+    restored: &'a Restored,
 }
 
 impl Desk<'_> {
@@ -150,6 +152,7 @@ impl Desk<'_> {
         let seen = live.tries.seen();
         verdict.error = verdict.error.map(|error| self.scrubber.scrub(error));
         self.counts.add(&live.custom_id, &verdict, &seen);
+        self.restored.replace(live.replaces);
         line(&live.custom_id, live.fingerprint, live.metadata.as_deref(), &verdict, &seen, self.scrubber)
     }
 }
@@ -174,8 +177,8 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
         mut plot,
     } = run;
     let Feed { mut items, total } = feed;
-    let scrubber = Scrubber::new(orgs.iter().filter_map(|org| org.key()).map(|key| key.reveal()));
-    let mut desk = Desk { counts: Counts::default(), scrubber: &scrubber };
+    let scrubber = Scrubber::of(&orgs);
+    let mut desk = Desk { counts: Counts::default(), scrubber: &scrubber, restored: &restored };
     let mut panel = Panel::new(quiet);
     let mut interrupts = Interrupts::listen(&output);
 
@@ -188,8 +191,13 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
             None => None,
             Some(Ok((item, fingerprint))) => {
                 received += 1;
-                let live =
-                    Live { custom_id: item.custom_id, fingerprint, metadata: item.metadata, tries: Tries::default() };
+                let live = Live {
+                    custom_id: item.custom_id,
+                    fingerprint,
+                    metadata: item.metadata,
+                    replaces: item.replaces,
+                    tries: Tries::default(),
+                };
                 let request = wire::request(item.path, item.family, item.body, live.tries.clone(), salt(&live));
                 Some((live, request))
             }
@@ -303,8 +311,13 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
         }
         while let Some(Ok((item, fingerprint))) = items.recv().await {
             received += 1;
-            let unsent =
-                Live { custom_id: item.custom_id, fingerprint, metadata: item.metadata, tries: Tries::default() };
+            let unsent = Live {
+                custom_id: item.custom_id,
+                fingerprint,
+                metadata: item.metadata,
+                replaces: item.replaces,
+                tries: Tries::default(),
+            };
             let line = desk.settle(&unsent, Early::verdict(early.as_ref()));
             if output.queue().send(line).await.is_err() {
                 break;

@@ -3,7 +3,9 @@
 use std::{collections::HashMap, error::Error as StdError, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_TYPE, uri::PathAndQuery};
+use http::{
+    HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_TYPE, response::Parts, uri::PathAndQuery,
+};
 use http_body::Body;
 use http_body_util::{BodyExt, Full, Limited};
 use serde::Deserialize;
@@ -11,7 +13,7 @@ use tower::{Layer, ServiceExt, util::BoxService};
 use tower_quota::{
     aimd::{Caps, Settings},
     client,
-    journal::{FileStore, JournalError, JournalLayer, Restored, Salt},
+    journal::{FileStore, Finished, JournalError, JournalLayer, Keep, Restored, Salt},
     judge::{Gather, JudgeLayer},
     org::{BuildError, Family, Org, Orgs, Tuning},
     outcome::{BoxError, Class, HINT_CEILING, Outcome, Stamp},
@@ -23,7 +25,7 @@ use crate::{
     args::Args,
     descriptors::{self, Room},
     forecast::Asked,
-    output::Verdict,
+    output::{Scrubber, Verdict},
     tally::{CountLayer, Model, Tally, Tries},
 };
 
@@ -82,7 +84,13 @@ impl Wire {
         let client = JudgeLayer::new().gather(Gather::Nothing).layer(client);
         let stack = stack.build_with(move |org: &Org| counts[org.name()].layer(client.clone()))?;
         let service = match journal.clone() {
-            Some(store) => JournalLayer::new(store).layer(stack).map_err(without_answer).then(verdict).boxed(),
+            Some(store) => {
+                // An answer that quotes a key is not kept: no file has one.
+                let scrubber = Scrubber::of(orgs);
+                let keep = move |head: &Parts, body: &[u8]| Finished.keep(head, body) && !scrubber.finds(body);
+                let journal = JournalLayer::builder(store).keep(keep).build()?;
+                journal.layer(stack).map_err(without_answer).then(verdict).boxed()
+            }
             None => stack.map_err(Verdict::from).then(verdict).boxed(),
         };
         Ok(Wire { service, journal, shared: args.share_answers, bound, all, tallies })

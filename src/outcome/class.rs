@@ -171,19 +171,19 @@ impl Class {
 
     /// The class of an HTTP status alone.
     ///
-    /// 529 is Anthropic's "overloaded": no org's quota is behind it, so it is not a throttle. 409 is retried by the
+    /// A redirect is no answer, and nobody here follows one: a key would go with it. 529 is Anthropic's "overloaded": no org's quota is behind it, so it is not a throttle. 409 is retried by the
     /// providers' own SDKs, so it counts as passing.
     #[must_use]
     pub const fn of_status(status: StatusCode) -> Class {
         match status.as_u16() {
-            200..=399 => Class::Ok,
+            200..=299 => Class::Ok,
             429 => Class::Throttled,
             402 => Class::OutOfQuota,
             401 => Class::Unauthorised,
             403 => Class::Forbidden,
             408 | 409 => Class::Overloaded,
             413 => Class::TooLarge,
-            400..=499 => Class::Terminal,
+            300..=499 => Class::Terminal,
             _ => Class::Overloaded,
         }
     }

@@ -16,7 +16,7 @@ use tower_quota::{
 };
 
 use super::{
-    Bench, answers, code,
+    Bench, KEYS, answers, code, command,
     descriptors::level,
     forecast::{Limit, Work},
     headroom_file, interrupt, org, outcomes,
@@ -343,6 +343,49 @@ async fn b139_what_failed_attempts_used_is_counted_and_what_was_cached_is_cheape
         assert!(said(&output).contains("prices of prices.toml, dated 2026-01-31: check yours"), "{}", said(&output));
         std::fs::remove_file(bench.path("out.jsonl")).unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_a_provider_quotes_is_in_no_file_however_it_is_written() {
+    let bench = Bench::new(Dialect::Anthropic, [org(0)]).await;
+    let key = "sk-ant/te/st+key=";
+    let orgs = bench.text("orgs.toml").replace(KEYS[0], key);
+    std::fs::write(bench.path("orgs.toml"), orgs).unwrap();
+    for quoted in [key.to_owned(), key.replace('/', "\\/"), key.replace('k', "\\u006b")] {
+        for status in [200, 400] {
+            let body = format!(
+                r#"{{"type":"message","content":[{{"type":"text","text":"{quoted}"}}],"error":null,"stop_reason":"end_turn"}}"#
+            );
+            let base_url = scripted(vec![(status, body)]).await;
+            let output = bench.input(&bench.lines(0..1)).files(&["--base-url", &base_url]).output().await.unwrap();
+            assert_eq!(code(&output), i32::from(status == 400), "{}", said(&output));
+            assert_eq!(bench.answers()["id-0"]["response"]["content"][0]["text"], "***", "{quoted}");
+            for file in ["out.jsonl", "out.jsonl.journal", "report.json"] {
+                let bytes = std::fs::read(bench.path(file)).unwrap();
+                let found = |text: &str| bytes.windows(text.len()).any(|window| window == text.as_bytes());
+                assert!(!found(key) && !found(&quoted), "{file} has {quoted}");
+            }
+            for file in ["out.jsonl", "out.jsonl.journal"] {
+                std::fs::remove_file(bench.path(file)).unwrap();
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_there_and_no_file_is_written_to_and_a_link_is_followed() {
+    let bench = Bench::new(Dialect::Anthropic, [org(0)]).await;
+    std::os::unix::fs::symlink("real.json", bench.path("link.json")).unwrap();
+    std::fs::write(bench.path("real.json"), "").unwrap();
+    bench.input(&bench.lines(0..1));
+    for report in ["link.json", "/dev/null"] {
+        let args = ["--input", "in.jsonl", "--output", "out.jsonl", "--orgs", "orgs.toml", "--report", report];
+        let output = command(&args).current_dir(bench.dir.path()).output().await.unwrap();
+        assert_eq!(code(&output), 0, "{}", said(&output));
+    }
+    assert!(bench.path("link.json").is_symlink() && bench.text("real.json").contains("expected"));
+    use std::os::unix::fs::FileTypeExt;
+    assert!(std::fs::metadata("/dev/null").unwrap().file_type().is_char_device());
 }
 
 #[tokio::test(flavor = "multi_thread")]

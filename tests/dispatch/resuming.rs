@@ -466,6 +466,56 @@ async fn a_journal_that_cannot_grow_stops_the_run_and_a_later_one_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_journal_answers_where_the_output_is_gone_and_fresh_sets_it_aside() {
+    let bench = bench().await;
+    bench.input(&bench.lines(0..5).replace("\"max_tokens\":8", "\"max_tokens\":4096"));
+    assert_eq!(bench.run(&[]).await.0, 0);
+    std::fs::remove_file(bench.path("out.jsonl")).unwrap();
+    let (code, said) = bench.run(&[]).await;
+    assert_eq!((code, bench.calls()), (0, 5), "{said}");
+    assert!(said.contains("5 from the journal"), "{said}");
+    assert_eq!((&bench.report()["from_journal"], &bench.report()["restored"]), (&json!(5), &json!(0)));
+    // What is to be thrown away does not come back, whether this run keeps a journal or not.
+    for (more, calls) in [(&["--fresh"][..], 10), (&["--fresh", "--no-journal"], 15), (&["--fresh"], 20)] {
+        assert_eq!((bench.run(more).await.0, bench.calls()), (0, calls), "{more:?}");
+    }
+    std::fs::remove_file(bench.path("out.jsonl")).unwrap();
+    assert_eq!((bench.run(&["--fresh", "--no-journal", "--deadline", "1ms"]).await.0, bench.calls()), (1, 20));
+    std::fs::remove_file(bench.path("out.jsonl")).unwrap();
+    let (_, said) = bench.run(&[]).await;
+    assert!(!said.contains("from the journal"), "{said}");
+    // A run that does not begin leaves it where it is.
+    let before = std::fs::read_dir(bench.dir.path()).unwrap().count();
+    assert_eq!(bench.run(&["--fresh", "--plot", "no/such/folder.svg"]).await.0, 2);
+    assert_eq!(std::fs::read_dir(bench.dir.path()).unwrap().count(), before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_are_not_there_yet_are_known_to_be_the_same() {
+    let bench = bench().await;
+    bench.input(&bench.lines(0..2));
+    for more in [["--plot", "./out.jsonl"], ["--plot", "./out.jsonl.journal"], ["--journal", "./out.jsonl"]] {
+        let (code, said) = bench.run(&more).await;
+        assert!(code == 2 && said.contains("are the same file"), "{more:?}: {said}");
+    }
+    assert_eq!((bench.calls(), bench.path("out.jsonl").exists()), (0, false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_input_that_changes_while_it_is_read_ends_the_run() {
+    let bench = Bench::new(Dialect::Anthropic, [org(0).requests_per_minute(600.0)]).await;
+    bench.input(&bench.lines(0..400));
+    let child = bench.files(&["--cap", "4"]).stderr(Stdio::piped()).spawn().unwrap();
+    until(|| bench.server.truth().ok() >= 2).await;
+    let mut text = bench.lines(0..400);
+    text.push('\n');
+    bench.input(&text);
+    let output = child.wait_with_output().await.unwrap();
+    assert_eq!(code(&output), 2, "{}", said(&output));
+    assert!(said(&output).contains("in.jsonl: it was changed while it was read"), "{}", said(&output));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn two_runs_never_write_to_one_output() {
     let bench = Bench::new(Dialect::Anthropic, [org(0).hang(true)]).await;
     bench.input(&bench.lines(0..10)).output(&(rows(0..2, "ok") + &rows(2..4, "transient")));

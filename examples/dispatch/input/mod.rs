@@ -60,6 +60,8 @@ pub(crate) struct Item {
     pub(crate) body: Bytes,
     /// What comes back with the answer.
     pub(crate) metadata: Option<Box<RawValue>>,
+    /// The row of an earlier run that its own is to replace at the end.
+    pub(crate) replaces: Option<u64>,
 }
 
 /// Why the input is refused, and where.
@@ -364,6 +366,7 @@ impl From<Parsed<'_>> for Item {
             family: Family::of_model(&parsed.model),
             body: Bytes::from(parsed.body.into_owned()),
             metadata: parsed.metadata.map(ToOwned::to_owned),
+            replaces: None,
         }
     }
 }

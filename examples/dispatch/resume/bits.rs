@@ -21,6 +21,13 @@ impl Bits {
         self.words[word] |= 1 << (at % 64);
     }
 
+    /// Sets what is set in the other.
+    pub(crate) fn add(&mut self, other: &Bits) {
+        self.words.resize(self.words.len().max(other.words.len()), 0);
+        self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word |= other);
+        self.ones = self.words.iter().map(|word| u64::from(word.count_ones())).sum();
+    }
+
     /// How many are set.
     pub(crate) fn ones(&self) -> u64 {
         self.ones

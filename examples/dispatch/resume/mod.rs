@@ -56,11 +56,20 @@ pub(crate) fn id_key(id: &str) -> u128 {
 pub(crate) struct Restored {
     pub(crate) ok: AtomicU64,
     pub(crate) terminal: AtomicU64,
+    /// Rows that there is another of by now.
+    replaced: Mutex<Bits>,
 }
 
 impl Restored {
     pub(crate) fn all(&self) -> u64 {
         self.ok.load(Relaxed) + self.terminal.load(Relaxed)
+    }
+
+    /// An id has its new row.
+    pub(crate) fn replace(&self, row: Option<u64>) {
+        if let Some(row) = row {
+            self.replaced.lock().unwrap_or_else(PoisonError::into_inner).set(row);
+        }
     }
 
     fn add(&self, ending: Ending) {
@@ -188,7 +197,8 @@ impl Resume {
             None => None,
         };
         let left = survey.items - done.ones();
-        let restored = Arc::new(Restored { ok: found.ok.into(), terminal: found.terminal.into() });
+        let restored =
+            Arc::new(Restored { ok: found.ok.into(), terminal: found.terminal.into(), replaced: Mutex::default() });
         let resume = Resume {
             restored,
             found,
@@ -230,12 +240,15 @@ impl Resume {
                     Some(first) => Some(first),
                     None => items.next_placed()?,
                 };
-                let Some((item, place)) = next else { return Ok(None) };
+                let Some((mut item, place)) = next else { return Ok(None) };
                 let Some(seen) = &seen else { return Ok(Some(item)) };
                 let print = fingerprint(&item.path, &item.body);
                 let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
                 match seen.meet(id_key(&item.custom_id), print, place.line).map_err(unsorted)? {
-                    Met::New(_) => return Ok(Some(item)),
+                    Met::New(_) => {
+                        item.replaces = seen.replaced();
+                        return Ok(Some(item));
+                    }
                     Met::Kept(Fate::Kept(ending)) => restored.add(ending),
                     Met::Kept(_) => {}
                     Met::Twice { line } => return Err(items.given_twice(&item.custom_id, place, line)),
@@ -301,10 +314,15 @@ impl Resume {
     pub(crate) fn close(&mut self, claim: &mut Claim, ordered: Option<&Path>) -> io::Result<()> {
         let seen = self.seen.clone();
         let mut seen = seen.as_ref().map(|seen| seen.lock().unwrap_or_else(PoisonError::into_inner));
-        if let Some(seen) = seen.as_ref().filter(|seen| seen.out().ones() > 0) {
-            let name = claim.name();
-            rewrite::take_out(claim, seen.out()).map_err(|error| naming("--output", &name, &error))?;
+        let mut out = self.restored.replaced.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(seen) = &seen {
+            out.add(seen.out());
         }
+        if out.ones() > 0 {
+            let name = claim.name();
+            rewrite::take_out(claim, &out).map_err(|error| naming("--output", &name, &error))?;
+        }
+        drop(out);
         let Some(path) = ordered else { return Ok(()) };
         let written = match (&mut self.order, &mut seen) {
             (Some(order), _) => order.iter().and_then(|order| ordered::write_ordered(path, claim, order)),

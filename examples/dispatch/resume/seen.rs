@@ -61,8 +61,9 @@ pub(crate) struct Seen {
     bulk: HashMap<u128, Known>,
     /// How many are written at once.
     limit: usize,
-    /// Rows to be taken out at the end, when there is another for each.
+    /// Rows to be taken out at the end: there are better ones.
     out: Bits,
+    replaced: Option<u64>,
     doubled: u64,
     come: u64,
     retry_failed: bool,
@@ -84,7 +85,7 @@ impl Seen {
         let file = FileBackend::new(nameless(folder)?).map_err(io::Error::other)?;
         let ids = Builder::new().set_cache_size(CACHE).create_with_backend(file).map_err(io::Error::other)?;
         let (out, bulk) = (Bits::default(), HashMap::new());
-        let mut seen = Seen { ids, table: None, bulk, limit, out, doubled: 0, come: 0, retry_failed };
+        let mut seen = Seen { ids, table: None, bulk, limit, out, replaced: None, doubled: 0, come: 0, retry_failed };
         if let Some(rows) = rows {
             seen.remember(rows)?;
         }
@@ -120,6 +121,7 @@ impl Seen {
 
     /// An id comes, with this fingerprint, on this line.
     pub(crate) fn meet(&mut self, id: u128, fingerprint: u128, line: u64) -> io::Result<Met> {
+        self.replaced = None;
         let known = match (self.bulk.get(&id), &self.table) {
             (Some(known), _) => Some(*known),
             (None, Some(table)) => {
@@ -134,7 +136,7 @@ impl Seen {
                 match Fate::of(mark, then, fingerprint, self.retry_failed) {
                     fate @ Fate::Kept(_) => Met::Kept(fate),
                     fate => {
-                        self.out.set(mark.row);
+                        self.replaced = Some(mark.row);
                         Met::New(Some(fate))
                     }
                 }
@@ -167,6 +169,11 @@ impl Seen {
         };
         self.table = Some(write().map_err(io::Error::other)?);
         Ok(())
+    }
+
+    /// The row of the id that came last, if it is to be sent again: out as soon as there is another.
+    pub(crate) const fn replaced(&self) -> Option<u64> {
+        self.replaced
     }
 
     /// Rows that there are better ones of.
