@@ -124,7 +124,9 @@ mod tests {
     fn statuses_map_to_classes() {
         for (status, class) in [
             (200, Class::Ok),
-            (304, Class::Ok),
+            (204, Class::Ok),
+            (302, Class::Terminal),
+            (304, Class::Terminal),
             (400, Class::Terminal),
             (401, Class::Unauthorised),
             (402, Class::OutOfQuota),
