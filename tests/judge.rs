@@ -300,7 +300,7 @@ async fn many_small_parts_make_one_body() {
 
 #[tokio::test]
 async fn a_success_that_breaks_off_is_a_transport_error_with_its_cause() {
-    for status in [200, 302] {
+    for status in [200, 201] {
         let error = judge(JudgeLayer::new(), status, &[], Script::new([Data("ab"), Break])).await.unwrap_err();
         assert_eq!(error.class(), Class::Transport);
         let cause = error.source().unwrap().downcast_ref::<io::Error>().unwrap();
@@ -472,7 +472,7 @@ async fn the_callers_check_is_asked_once_of_each_good_answer_that_is_gathered() 
     for (status, gather, body, times, class) in [
         (200, Gather::Whole, "good", 1, Class::Ok),
         (200, Gather::Whole, "bad", 1, Class::Rejected),
-        (302, Gather::Whole, "bad", 1, Class::Rejected),
+        (302, Gather::Whole, "bad", 0, Class::Terminal),
         (200, Gather::Whole, "panic", 1, Class::Rejected),
         (500, Gather::Whole, "bad", 0, Class::Overloaded),
         (200, Gather::Whole, r#"{"choices":[]}"#, 0, Class::Empty),

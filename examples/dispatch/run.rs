@@ -36,6 +36,8 @@ use crate::{
     words,
 };
 
+/// So long after the last call in flight has ended nothing comes any more.
+const SETTLED: Duration = Duration::from_millis(100);
 /// How many items may be read ahead.
 const AHEAD: usize = 64;
 
@@ -221,10 +223,6 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        // What waits behind the last call in flight will not be sent any more.
-        if stopping && wire.all.in_flight() == 0 {
-            drive.abort();
-        }
         tokio::select! {
             biased;
             () = interrupts.first(), if !stopping => {
@@ -288,6 +286,8 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
                 Some((live, Err(_))) => unwritten = Some(desk.settle(&live, Early::verdict(early.as_ref()))),
                 None => break,
             },
+            // What waits behind the last call in flight will not be sent any more. An answer may yet be on its way through the journal.
+            () = tokio::time::sleep(SETTLED), if stopping && wire.all.in_flight() == 0 && unwritten.is_none() => drive.abort(),
         }
     }
     let peak_live = drive.peak_live();

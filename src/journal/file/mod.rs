@@ -255,7 +255,7 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
-    /// The file holds something else. It was not touched.
+    /// The file holds something else. Nothing in it was changed.
     NotAJournal {
         /// The file.
         path: PathBuf,
