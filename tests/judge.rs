@@ -472,7 +472,6 @@ async fn the_callers_check_is_asked_once_of_each_good_answer_that_is_gathered() 
     for (status, gather, body, times, class) in [
         (200, Gather::Whole, "good", 1, Class::Ok),
         (200, Gather::Whole, "bad", 1, Class::Rejected),
-        (302, Gather::Whole, "bad", 0, Class::Terminal),
         (200, Gather::Whole, "panic", 1, Class::Rejected),
         (500, Gather::Whole, "bad", 0, Class::Overloaded),
         (200, Gather::Whole, r#"{"choices":[]}"#, 0, Class::Empty),

@@ -13,7 +13,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     os::unix::process::ExitStatusExt,
     path::PathBuf,
-    process::Stdio,
+    process::{ExitStatus, Stdio},
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -27,7 +27,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, process::Child, sync::Notify};
+use tokio::{io::AsyncReadExt, net::TcpListener, process::Child, sync::Notify};
 use tower::ServiceExt;
 use tower_quota::{
     journal::{FileStore, Key, KeyHeaders, Salt, Store},
@@ -158,8 +158,7 @@ impl Run {
             tokio::select! {
                 () = self.account.reached.notified() => tokio::time::sleep(pause).await,
                 status = child.wait() => {
-                    let status = status.unwrap();
-                    assert!(status.success(), "{}: {status}", self.name);
+                    self.ended(status.unwrap(), child).await;
                     return false;
                 }
             }
@@ -169,10 +168,17 @@ impl Run {
         match status.signal() {
             Some(9) => true,
             _ => {
-                assert!(status.success(), "{}: {status}", self.name);
+                self.ended(status, child).await;
                 false
             }
         }
+    }
+
+    /// A run that was not killed has come to a good end.
+    async fn ended(&self, status: ExitStatus, mut child: Child) {
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).await.unwrap();
+        assert!(status.success(), "{}: {status}: {said}", self.name);
     }
 
     /// The ids that the output has an answer to, each in one line that parses.

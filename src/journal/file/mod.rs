@@ -222,6 +222,9 @@ impl FileStoreBuilder {
         let failed = |source| OpenError::Io { path: path.clone(), source };
         salvage::finish(&path).map_err(failed)?;
         let (tables, recent) = match Tables::open(&path, cache) {
+            Err(Fault::NotOurs) if salvage::has_entry(&path).map_err(failed)? => {
+                salvaged(&path, cache, index_after, "its tables have other names").map_err(problem)?
+            }
             Err(Fault::Damaged(why)) => {
                 if !salvage::is_ours(&path).map_err(failed)? {
                     return Err(OpenError::NotAJournal { path });

@@ -43,6 +43,11 @@ pub(super) fn is_ours(path: &Path) -> io::Result<bool> {
     if alike >= enough || begin.iter().all(|byte| *byte == 0) {
         return Ok(true);
     }
+    has_entry(path)
+}
+
+/// Whether there is a whole entry in it.
+pub(super) fn has_entry(path: &Path) -> io::Result<bool> {
     let mut found = false;
     each_entry(path, |_, _| {
         found = true;

@@ -101,8 +101,10 @@ impl Tables {
             let database = Held(Some(Database::builder().set_cache_size(cache).create(path)?));
             let before = database.get().begin_read()?;
             let names: Vec<String> = before.list_tables()?.map(|table| table.name().to_owned()).collect();
-            let known = names.is_empty() || names.iter().any(|name| name == INDEXED.name());
-            if !known || before.list_multimap_tables()?.next().is_some() {
+            let ours = [ENTRIES.name(), INDEX.name(), INDEXED.name()];
+            // One of them may have a flipped bit.
+            let known = names.iter().filter(|name| ours.contains(&name.as_str())).count() >= 2;
+            if !(names.is_empty() || known) || before.list_multimap_tables()?.next().is_some() {
                 return Err(Fault::NotOurs);
             }
             before.close()?;
