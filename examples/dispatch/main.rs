@@ -370,7 +370,7 @@ impl Job {
         let Job { orgs, what, families, total, work, fluid_limit, headroom_file, claim, mut resume, fresh, skips } =
             self;
         let prices = Prices::load(args.prices.as_deref()).map_err(|error| Failure(format!("--prices {error}")))?;
-        // Before the output is touched: an org that cannot be used is a bad command line.
+        // All that a bad command line may be is found before anything is moved or written.
         writable(args, headroom_file.as_deref())?;
         let journal = if args.dry_run { None } else { kept::open(args, fresh)? };
         let wire = Wire::new(args, &orgs, &families, journal).map_err(Failure::new)?;

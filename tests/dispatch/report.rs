@@ -373,6 +373,18 @@ async fn a_key_that_a_provider_quotes_is_in_no_file_however_it_is_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_others_write_does_nothing_to_a_terminal() {
+    let bench = Bench::new(Dialect::Anthropic, [org(0)]).await;
+    let refusal = r#"{"type":"error","error":{"type":"invalid_request_error","message":"\u001b[31mred\u0007"}}"#;
+    let base_url = scripted(vec![(400, refusal.to_owned())]).await;
+    let line = bench.lines(0..1).replace("id-0", "\\u001b]0;title\\u0007");
+    let output = bench.input(&line).files(&["--base-url", &base_url]).output().await.unwrap();
+    let text = said(&output);
+    assert!(text.contains("title") && text.contains("red"), "{text}");
+    assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_there_and_no_file_is_written_to_and_a_link_is_followed() {
     let bench = Bench::new(Dialect::Anthropic, [org(0)]).await;
     std::os::unix::fs::symlink("real.json", bench.path("link.json")).unwrap();

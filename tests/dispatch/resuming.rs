@@ -29,6 +29,15 @@ impl Bench {
         self.server.truth().calls()
     }
 
+    /// The program where no file may grow beyond so many blocks of 512 or 1024 bytes.
+    async fn within(&self, blocks: u32, more: &str) -> Output {
+        let program = program().display();
+        let script =
+            format!("trap '' XFSZ; ulimit -f {blocks}; exec {program} --input in.jsonl --orgs orgs.toml {more}");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &script]).current_dir(self.dir.path()).output().await.unwrap()
+    }
+
     /// The same through pipes, but for the output.
     async fn stream(&self, text: &str, more: &[&str]) -> (i32, String) {
         let mut args = vec!["--input", "-", "--output", "out.jsonl", "--orgs", "orgs.toml", "--report", "report.json"];
@@ -392,13 +401,7 @@ async fn ctrl_c_prints_the_command_that_goes_on() {
 async fn a_full_disk_stops_the_run_and_a_later_one_goes_on() {
     let bench = bench().await;
     bench.input(&bench.lines(0..2_000));
-    let program = program().to_str().unwrap();
-    // A file may grow to 32 blocks of 512 or 1024 bytes.
-    let script = format!(
-        "trap '' XFSZ; ulimit -f 32; exec {program} --input in.jsonl --output out.jsonl --no-journal --orgs orgs.toml"
-    );
-    let mut shell = Command::new("sh");
-    let output = shell.args(["-c", &script]).current_dir(bench.dir.path()).output().await.unwrap();
+    let output = bench.within(32, "--output out.jsonl --no-journal").await;
     let said = said(&output);
     assert_eq!(code(&output), 1, "{said}");
     assert!(said.contains("error: out.jsonl cannot be written: ") && said.contains("make room and go on: "), "{said}");
@@ -444,13 +447,8 @@ async fn b128_a_slow_reader_of_the_output_slows_admission() {
 async fn a_journal_that_cannot_grow_stops_the_run_and_a_later_one_goes_on() {
     let bench = bench().await;
     bench.input(&bench.lines(0..3_000).replace("\"max_tokens\":8", "\"max_tokens\":4096"));
-    let program = program().to_str().unwrap();
-    // More than an empty journal, and less than it would take: 1,024 blocks of 512 or 1024 bytes.
-    let script = format!(
-        "trap '' XFSZ; ulimit -f 1024; exec {program} --input in.jsonl --output - --journal kept.journal --orgs orgs.toml"
-    );
-    let mut shell = Command::new("sh");
-    let output = shell.args(["-c", &script]).current_dir(bench.dir.path()).output().await.unwrap();
+    // More than an empty journal, and less than it would take.
+    let output = bench.within(1_024, "--output - --journal kept.journal").await;
     let said = said(&output);
     assert_eq!(code(&output), 1, "{said}");
     assert!(said.contains("kept.journal cannot be written: ") && said.contains("Nothing more is sent"), "{said}");
@@ -535,6 +533,27 @@ async fn two_runs_never_write_to_one_output() {
     drop(first.wait_with_output().await);
     let (code, said) = bench.run(&["--deadline", "300ms"]).await;
     assert_eq!((code, outcomes(&bench.answers())), (1, BTreeMap::from([("deadline", 8), ("ok", 2)])), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_row_goes_only_where_there_is_a_new_one_also_at_ctrl_c() {
+    let bench = Bench::new(Dialect::Anthropic, [org(0).hang(true)]).await;
+    bench.output(&rows(0..200, "transient"));
+    let args = ["--input", "-", "--output", "out.jsonl", "--orgs", "orgs.toml", "--cap", "4", "--grace", "100ms"];
+    let mut command = command(&args);
+    command.current_dir(bench.dir.path()).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // More than are alive and read ahead: one has been read and waits for its place. The input does not end.
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(bench.lines(0..200).as_bytes()).await.unwrap();
+    until(|| bench.calls() > 0).await;
+    interrupt(&child);
+    let output = child.wait_with_output().await.unwrap();
+    drop(stdin);
+    assert_eq!(code(&output), 130, "{}", said(&output));
+    let ids: Vec<_> = bench.text("out.jsonl").lines().map(|line| line.split('"').nth(3).unwrap().to_owned()).collect();
+    let different: HashSet<_> = ids.iter().collect();
+    assert_eq!((ids.len(), different.len()), (200, 200), "{}", said(&output));
 }
 
 #[tokio::test(flavor = "multi_thread")]

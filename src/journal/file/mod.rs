@@ -17,7 +17,7 @@
 //! of them; then all go in at once, in order. At open, those that the index lacks are read back from the entries.
 //!
 //! `cargo bench --bench journal`, a million requests through the layer, 256 at once, on two cores that others used too: 180 s, and 122 s to
-//! answer them all from the file after a kill, 30 µs and 15 µs of processor time each; opened after the kill in 0.13 s; peak memory 44 MB, the
+//! answer them all from the file after a kill, 34 µs and 17 µs of processor time each; opened after the kill in 0.13 s; peak memory 44 MB, the
 //! callers' included; the file has 816 MB.
 //!
 //! # What it promises
