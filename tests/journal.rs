@@ -26,7 +26,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use support::{Probe, Reply, Script, Step, answer};
 use tokio::sync::oneshot;
-use tokio_test::{assert_pending, assert_ready, assert_ready_ok, task};
+use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok, task};
 use tower::{Layer, Service, ServiceExt};
 use tower_quota::{
     journal::{Journal, JournalError, JournalLayer, Key, Restored, Salt, Store, StoreError, Unkept},
@@ -394,6 +394,23 @@ async fn when_nothing_can_be_kept_what_is_paid_is_handed_up_and_nothing_more_is_
     assert_eq!(std::error::Error::source(&error).unwrap().to_string(), "no space left on device");
     assert!(matches!(error, JournalError::Store(_)));
     assert_eq!((probe.calls(), probe.readies()), (1, 1));
+}
+
+#[tokio::test]
+async fn who_waits_for_what_is_below_while_the_store_breaks_is_not_sent() {
+    let (probe, shelf) = (slow(), Shelf::full());
+    let service = over(&probe, &shelf);
+    let mut first = task::spawn(service.clone().oneshot(ask("a")));
+    assert_pending!(first.poll());
+    probe.close(true);
+    let mut second = task::spawn(service.oneshot(ask("b")));
+    assert_pending!(second.poll());
+    probe.release(0, Ok(said(200, Class::Ok, GOOD)));
+    assert!(assert_ready_ok!(first.poll()).extensions().get::<Unkept>().is_some());
+    probe.close(false);
+    assert!(second.is_woken());
+    assert!(matches!(assert_ready_err!(second.poll()), JournalError::Store(_)));
+    assert_eq!(probe.calls(), 1);
 }
 
 #[tokio::test]
