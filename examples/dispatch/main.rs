@@ -29,6 +29,7 @@ mod report;
 mod resume;
 mod run;
 mod samples;
+mod source;
 mod status;
 mod tally;
 mod whole;
@@ -42,7 +43,7 @@ use std::{
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use clap::Parser;
@@ -53,15 +54,16 @@ use crate::{
     args::{Args, OnBadInput, is_standard},
     claim::Claim,
     forecast::Work,
-    input::{BadInput, Item, Items, Reading, Skips, Template},
+    input::{BadInput, Reading, Skips, Template},
     output::Output,
     panel::{Stderr, say},
     plan::Plan,
     plot::Plot,
     prices::Prices,
     report::Report,
-    resume::{Resume, Wish},
+    resume::Resume,
     run::{Feed, Run},
+    source::{Next, Source},
     status::Neighbours,
     whole::write_whole,
     wire::Wire,
@@ -226,107 +228,6 @@ fn reading(args: &Args, dialect: Option<Dialect>) -> Result<Reading, Failure> {
     };
     let (path, prompts) = (args.path.clone(), args.form.map(Into::into));
     Ok(Reading { dialect, path, template, prompts, skips })
-}
-
-/// Gives the next item; may block.
-type Next = Box<dyn FnMut() -> Result<Option<Item>, BadInput> + Send>;
-
-/// The input, opened, and a file also checked.
-struct Source {
-    /// `None` where there is not a single good line.
-    dialect: Option<Dialect>,
-    /// Those of a file; of a stream that of the first line.
-    families: Vec<Family>,
-    /// How many items a file has.
-    total: Option<u64>,
-    /// What they ask for.
-    work: Option<Work>,
-    /// All this for people.
-    what: String,
-    next: Next,
-    /// What an earlier run has left.
-    resume: Resume,
-}
-
-/// What tells whether a file has been changed.
-fn looks(path: &Path) -> Option<(u64, SystemTime)> {
-    let there = std::fs::metadata(path).ok()?;
-    Some((there.len(), there.modified().ok()?))
-}
-
-impl Source {
-    fn open(args: &Args, input: &Path, reading: &Reading, earlier: Option<&Claim>) -> Result<Self, Failure> {
-        let wish = Wish { retry_failed: args.retry_failed, ordered: args.ordered.is_some() };
-        let folder = match args.output.as_deref().filter(|output| can_hold(Some(output))) {
-            Some(output) => folder_of(output).to_owned(),
-            None => std::env::temp_dir(),
-        };
-        // Only a file can be read twice: a pipe may have a name too.
-        if !is_standard(input) && std::fs::metadata(input).is_ok_and(|metadata| metadata.is_file()) {
-            let as_it_was = looks(input);
-            let mut work = Work::default();
-            let (survey, mut sending, resume) =
-                Resume::of_file(input, reading, earlier, &folder, wish, |number, body| {
-                    work.sample(number, body.as_bytes())
-                })?;
-            if let Some(left) = resume.sending() {
-                work.keep(left, survey.items);
-            }
-            let (requests, size) = (words::count(survey.items, "request"), words::size(survey.bytes));
-            let mut what = format!("{requests}, {size}, from {}", input.display());
-            for (family, count) in survey.families.iter().take(8) {
-                what.push_str(&format!(", {count} {family}"));
-            }
-            let mut items = input::open(input, reading)?;
-            let file = input.to_owned();
-            let next = Box::new(move || {
-                while !sending.is_over() {
-                    match items.next_item()? {
-                        Some(_) if !sending.wants() => {}
-                        Some(item) => return Ok(Some(item)),
-                        None => break,
-                    }
-                }
-                if looks(&file) == as_it_was {
-                    return Ok(None);
-                }
-                let problem = "it was changed while it was read: begin again with it as it is to be".to_owned();
-                Err(BadInput { file: file.display().to_string(), place: None, problem })
-            });
-            let families = survey.families.into_keys().collect();
-            return Ok(Source {
-                dialect: survey.form,
-                families,
-                total: Some(survey.items),
-                work: Some(work),
-                what,
-                next,
-                resume,
-            });
-        }
-        let name = if is_standard(input) { "standard input".to_owned() } else { input.display().to_string() };
-        let source = if is_standard(input) {
-            input::unpacked(io::stdin(), input)
-        } else {
-            File::open(input).and_then(|file| input::unpacked(file, input))
-        };
-        let source = source.map_err(|error| Failure(format!("{name}: {error}")))?;
-        let resume = Resume::of_stream(earlier, &folder, wish)?;
-        let mut items = Items::new(source, &name, reading.clone());
-        let first = items.next_placed()?;
-        let families = first.iter().map(|(item, _)| item.family.clone()).collect();
-        let dialect = first.as_ref().and_then(|_| items.dialect());
-        let next = Box::new(resume.new_items(items, first));
-        Ok(Source {
-            dialect,
-            families,
-            total: None,
-            work: None,
-            what: format!("unknown requests from {name}"),
-            next,
-            resume,
-        })
-    }
 }
 
 /// The orgs that the command line leaves, with what it says of them.

@@ -16,6 +16,10 @@
 //! handed up with an [`Unkept`] in its extensions, since it was paid for; from then on the store is
 //! [broken](Store::broken), and a request that it does not know fails with [`JournalError::Store`] before anything is sent.
 //!
+//! **What is in the file** is what the provider said, as it came. The layer knows no org's key: where a provider may quote one in an answer that
+//! is good, a [`Keep`] of yours says no. Requests are not in it, only their fingerprints; these have no host where requests have only a path,
+//! so two providers want two files.
+//!
 //! **Where it stands:** around the whole stack, above the retry: below that it would keep answers attempt by attempt, and its callers would have
 //! waited for a slot before they are answered from the file. Only [`drive`](crate::drive), or whatever bounds the requests alive, stands above.
 //! So it is no part of the ready-made [`stack`](crate::stack):
@@ -77,8 +81,8 @@ pub use self::{
     store::{Store, StoreError},
 };
 
-/// A response extension: the answer is not from a call that was made for this request. It carries a [`Stamp`](crate::outcome::Stamp)
-/// without an org and without usage, so that nothing is counted twice.
+/// A response extension: the answer is not from a call that was made for this request. If its status is of success it carries a
+/// [`Stamp`](crate::outcome::Stamp) too, without an org and without usage, so that nothing is counted twice.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Restored {
