@@ -26,6 +26,11 @@ fn place(args: &Args) -> Option<PathBuf> {
     }
 }
 
+/// The file that stands beside a journal while it is open, and after a kill.
+pub(crate) fn tail(journal: &Path) -> PathBuf {
+    claim::beside(journal, ".tail")
+}
+
 /// Opens the journal. With `fresh`, one that is there is set aside, as the output is.
 ///
 /// # Errors
