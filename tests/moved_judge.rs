@@ -85,6 +85,23 @@ async fn an_answer_without_a_score_is_the_items_own_fault_and_is_not_kept() {
 }
 
 #[tokio::test]
+async fn an_answer_that_was_cut_short_is_asked_for_again_and_never_kept() {
+    // 128 tokens are asked for at most, so half of the answers do not fit.
+    let server = serve(["a", "b"].map(|name| org(name).output_tokens_range([65, 192]))).await;
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache");
+    let verdicts = judged(&server, items(), &cache).await.unwrap();
+    let calls = server.truth().calls();
+    let cut =
+        verdicts.values().filter(|it| it.reason.as_ref().is_some_and(|why| why.contains("stopped early"))).count();
+    let without = of(&verdicts, Category::Error);
+    assert!(cut > 0 && without < ITEMS / 2, "three attempts get most of them whole: {cut}, {without}");
+    assert!(calls > ITEMS as u64 + 2 * cut as u64, "{calls}");
+    judged(&server, items(), &cache).await.unwrap();
+    assert!(server.truth().calls() - calls >= without as u64, "none of them was in the cache");
+}
+
+#[tokio::test]
 async fn a_dead_key_costs_no_item_and_no_keys_left_is_a_verdict_of_each() {
     let folder = tempfile::tempdir().unwrap();
     let server = serve([org("a").unauthorised(Chance(1.0)), org("b")]).await;
