@@ -3,11 +3,11 @@
 //! ```sh
 //! cargo run --release --example validation              # in virtual time: a few minutes
 //! cargo run --release --example validation -- --http    # a twentieth over real HTTP on loopback, killed with SIGKILL midway: two minutes
-//! cargo run --release --example validation -- --http --earlier   # beside it the earlier rules over the same wire: eight minutes more
+//! cargo run --release --example validation -- --http --earlier   # and the earlier rules over the same wire: eight minutes more
 //! ```
 //!
 //! What is measured, what is modelled and how far the figures go: `docs/validation.md`. Exit code 1 if an id has not exactly one answer,
-//! or a bar is missed.
+//! or the path that the mission took then is not five times as slow as ours.
 
 mod batches;
 mod earlier;
@@ -24,9 +24,9 @@ use tower_quota::outcome::BoxError;
 use run::Run;
 use work::{MISSION, Work, dollars};
 
-/// What one Python process managed, in calls a minute: 8,000 calls over one org at up to 800 in flight, and 4,000 over two at up to 200
-/// each (`data` of the published measurements: `phase1_*_n8000.json` and `phase1_*_n4000.json`).
-const PLATEAU: [f64; 2] = [1_414.0, 3_206.0];
+/// What one Python process managed, in calls a minute, as published: 8,000 calls over one org with up to 800 in flight; a job of 39,512 calls in
+/// 18 minutes; 4,000 calls over two orgs with up to 200 in flight each. `docs/validation.md` has the sources.
+const PROCESS: [f64; 3] = [1_414.0, 2_195.0, 3_206.0];
 
 /// What the mission took then, as published.
 const PUBLISHED: Duration = Duration::from_secs(14 * 3_600);
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         [] => virtually(MISSION),
         ["--calls", calls] => calls.parse().map_err(Into::into).and_then(virtually),
         ["--http"] => loopback::run(&[]),
-        ["--http", "--earlier"] => loopback::run(&PLATEAU),
+        ["--http", "--earlier"] => loopback::run(&[PROCESS[0], PROCESS[2]]),
         ["--client", base_url, work, journal] => loopback::client(base_url, work, journal),
         _ => Err("usage: validation [--calls N | --http [--earlier]]".into()),
     };
@@ -72,7 +72,7 @@ fn virtually(calls: u64) -> Result<bool, BoxError> {
     let ours = in_virtual_time(simulated::ours(&work))?;
     tell("ours", &ours);
     let mut earlier = vec![];
-    for per_minute in PLATEAU {
+    for per_minute in PROCESS {
         let run = in_virtual_time(simulated::earlier(&work, Some(per_minute)))?;
         tell(&format!("earlier rules, a process of {per_minute} a minute"), &run);
         earlier.push((per_minute, run));
@@ -117,7 +117,7 @@ fn virtually(calls: u64) -> Result<bool, BoxError> {
     println!("{:<52} {:>10} {:>10} {:>10}", "", "p10", "median", "p90");
     for (what, stuck, escape) in [
         ("one batch in ten stuck, no escape", 0.1, None),
-        ("one in ten stuck, given up after four hours", 0.1, Some(PLATEAU[0])),
+        ("one in ten stuck, given up after four hours", 0.1, Some(PROCESS[0])),
         ("none stuck", 0.0, None),
     ] {
         let spread = batches::spread(batches::Model { stuck, escape_per_minute: escape }, work.seed);
@@ -131,24 +131,26 @@ fn virtually(calls: u64) -> Result<bool, BoxError> {
         half * 2.0
     );
 
-    println!("\nearlier ÷ ours, at the same tier, model, caps and number of calls (bar: {BAR} ×)");
+    println!("\nearlier ÷ ours, same tier, model, caps and number of calls; the bar is {BAR}");
     let ratio = |wall: Duration, ours: &Run| wall.as_secs_f64() / ours.wall.as_secs_f64();
-    for (per_minute, run) in &earlier {
-        println!("  direct, a process of {per_minute} a minute: {:.2}", ratio(run.wall, &ours));
-        println!("    and ours with caps of 300: {:.2}", ratio(run.wall, &ours_wide));
-    }
-    println!("  direct, a process without a ceiling: {:.2}", ratio(unbound.wall, &ours));
+    let tell =
+        |what: &str, ratio: f64| println!("{what:<52} {ratio:>10.2}  {}", if ratio >= BAR { "met" } else { "missed" });
+    // The path that was taken then.
     let published = ratio(PUBLISHED, &ours);
-    println!("  batches, as published: {published:.0}");
+    tell("batches of 8,000, as published", published);
+    for (per_minute, run) in &earlier {
+        tell(&format!("direct, a process of {per_minute} a minute"), ratio(run.wall, &ours));
+    }
+    tell("direct, a process without a ceiling", ratio(unbound.wall, &ours));
+    for (per_minute, run) in &earlier {
+        tell(&format!("a process of {per_minute} a minute, ours with caps of 300"), ratio(run.wall, &ours_wide));
+    }
     println!(
-        "  batches would meet ours {BAR} × slower if each took {}",
+        "batches of 8,000 would be {BAR} × as slow as ours if each took {}",
         spoken(batches::a_batch_in(ours.wall.mul_f64(BAR)))
     );
-    let slow = ratio(earlier[0].1.wall, &ours);
-    // The path that was taken then, and the process as it was where so much was in flight.
-    let met = published >= BAR && slow >= BAR;
-    println!("\nevery id exactly one answer: {}; bar: {}", yes(whole && again), if met { "met" } else { "missed" });
-    Ok(whole && again && (met || calls != MISSION))
+    println!("\nevery id exactly one answer: {}", yes(whole && again));
+    Ok(whole && again && (published >= BAR || calls != MISSION))
 }
 
 fn show(what: &str, run: &Run) {
