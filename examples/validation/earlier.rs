@@ -233,6 +233,7 @@ impl Org {
                 }
             };
             tokio::select! {
+                biased;
                 () = told => {}
                 () = at(held) => {}
                 // 23: who leaves has no slot.

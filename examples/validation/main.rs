@@ -35,16 +35,7 @@ const PUBLISHED: Duration = Duration::from_secs(14 * 3_600);
 const BAR: f64 = 5.0;
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let outcome = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] => virtually(MISSION),
-        ["--calls", calls] => calls.parse().map_err(Into::into).and_then(virtually),
-        ["--http"] => loopback::run(&[]),
-        ["--http", "--earlier"] => loopback::run(&[PROCESS[0], PROCESS[2]]),
-        ["--client", base_url, work, journal] => loopback::client(base_url, work, journal),
-        _ => Err("usage: validation [--calls N | --http [--earlier]]".into()),
-    };
-    match outcome {
+    match validate(&std::env::args().skip(1).collect::<Vec<_>>()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -54,14 +45,25 @@ fn main() -> ExitCode {
     }
 }
 
+fn validate(args: &[String]) -> Result<bool, BoxError> {
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => virtually(&Work::new(MISSION)),
+        ["--seed", seed] => virtually(&Work { seed: seed.parse()?, ..Work::new(MISSION) }),
+        ["--calls", calls] => virtually(&Work::new(calls.parse()?)),
+        ["--http"] => loopback::run(&[]),
+        ["--http", "--earlier"] => loopback::run(&[PROCESS[0], PROCESS[2]]),
+        ["--client", base_url, work, journal] => loopback::client(base_url, work, journal),
+        _ => Err("usage: validation [--calls N | --seed N | --http [--earlier]]".into()),
+    }
+}
+
 /// One run on a clock of its own.
 fn in_virtual_time<T>(run: impl Future<Output = Result<T, BoxError>>) -> Result<T, BoxError> {
     tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build()?.block_on(run)
 }
 
-fn virtually(calls: u64) -> Result<bool, BoxError> {
-    let work = Work::new(calls);
-    println!("{calls} calls, {} orgs, {} in flight an org at most\n", work.orgs, work.cap);
+fn virtually(work: &Work) -> Result<bool, BoxError> {
+    println!("{} calls, {} orgs, {} in flight an org at most\n", work.calls, work.orgs, work.cap);
     println!("{:<52} {:>10} {:>8} {:>7} {:>6} {:>6} {:>9}", "", "wall", "calls", "429s", "lost", "twice", "cost");
     let mut whole = true;
     let mut tell = |what: &str, run: &Run| {
@@ -69,15 +71,15 @@ fn virtually(calls: u64) -> Result<bool, BoxError> {
         whole &= run.lost == 0 && run.twice == 0 && run.different == run.once;
     };
 
-    let ours = in_virtual_time(simulated::ours(&work))?;
+    let ours = in_virtual_time(simulated::ours(work))?;
     tell("ours", &ours);
     let mut earlier = vec![];
     for per_minute in PROCESS {
-        let run = in_virtual_time(simulated::earlier(&work, Some(per_minute)))?;
+        let run = in_virtual_time(simulated::earlier(work, Some(per_minute)))?;
         tell(&format!("earlier rules, a process of {per_minute} a minute"), &run);
         earlier.push((per_minute, run));
     }
-    let unbound = in_virtual_time(simulated::earlier(&work, None))?;
+    let unbound = in_virtual_time(simulated::earlier(work, None))?;
     show("earlier rules, a process without a ceiling", &unbound);
 
     let wide = Work { cap: 300, ..work.clone() };
@@ -89,7 +91,7 @@ fn virtually(calls: u64) -> Result<bool, BoxError> {
     // Anywhere in the middle of it, and the same at each run.
     let until = ours.wall.mul_f64(0.2 + 0.6 * fastrand::Rng::with_seed(7).f64());
     let folder = tempfile::tempdir()?;
-    let resumed = in_virtual_time(simulated::resumed(&work, until, &folder.path().join("answers.journal")))?;
+    let resumed = in_virtual_time(simulated::resumed(work, until, &folder.path().join("answers.journal")))?;
     tell("ours with a journal, killed midway and resumed", &resumed.run);
     println!(
         "    killed after {}: {} answered, {} alive; then {} calls; {} were on their way and paid for twice",
@@ -150,7 +152,7 @@ fn virtually(calls: u64) -> Result<bool, BoxError> {
         spoken(batches::a_batch_in(ours.wall.mul_f64(BAR)))
     );
     println!("\nevery id exactly one answer: {}", yes(whole && again));
-    Ok(whole && again && (published >= BAR || calls != MISSION))
+    Ok(whole && again && (published >= BAR || work.calls != MISSION))
 }
 
 fn show(what: &str, run: &Run) {
