@@ -111,8 +111,8 @@ fn is_ok<B>(answer: &Response<B>) -> bool {
     answer.status().is_success() && class == Some(Class::Ok)
 }
 
-/// A journal in a real file under a clock that is paused. The disk is reckoned at 50 ms, and after these the clock stands still until it
-/// truly has the entry: else the run would be over before the first was written.
+/// A journal in a real file under a clock that is paused. The disk is reckoned at 250 ms, so that many share a sync, and after these the
+/// clock stands still until it truly has the entry: else the run would be over before the first was written.
 #[derive(Clone)]
 pub(crate) struct Paused(FileStore);
 
@@ -133,7 +133,7 @@ impl Store for Paused {
     fn put(&self, key: Key, entry: Bytes) -> Self::Put {
         let put = self.0.put(key, entry);
         Box::pin(async move {
-            sleep(Duration::from_millis(50)).await;
+            sleep(Duration::from_millis(250)).await;
             // Tokio's clock does not move by itself while something blocks.
             let runtime = tokio::runtime::Handle::current();
             tokio::task::spawn_blocking(move || runtime.block_on(put)).await?
