@@ -1,7 +1,7 @@
 //! The validation of the mission: 141,600 judge calls over three orgs as they were measured, by the earlier dispatcher's rules and by ours.
 //!
 //! ```sh
-//! cargo run --release --example validation              # in virtual time: a few minutes
+//! cargo run --release --example validation              # in virtual time: three to four minutes
 //! cargo run --release --example validation -- --http    # a twentieth over real HTTP on loopback, killed with SIGKILL midway: two minutes
 //! cargo run --release --example validation -- --http --earlier   # and the earlier rules over the same wire: eight minutes more
 //! ```
