@@ -392,19 +392,19 @@ mod tests {
 
     #[test]
     fn a_file_is_for_one_endpoint_and_one_model() {
-        let chat = row("/v1/chat/completions", r#"{"model":"gpt-5"}"#).group;
+        let chat = row("/v1/chat/completions", r#"{"model":"gpt-4o"}"#).group;
         assert_eq!(
-            row("/chat/completions", r#"{"n":1,"model":"gpt-5"}"#).group,
+            row("/chat/completions", r#"{"n":1,"model":"gpt-4o"}"#).group,
             chat,
             "before a base URL with the version"
         );
         assert_eq!(
             (chat.path(), chat.model(), chat.family()),
-            ("/v1/chat/completions", Some("gpt-5"), &Family::new("gpt-5"))
+            ("/v1/chat/completions", Some("gpt-4o"), &Family::new("gpt-4o"))
         );
-        assert_ne!(row("/v1/responses", r#"{"model":"gpt-5"}"#).group, chat);
+        assert_ne!(row("/v1/responses", r#"{"model":"gpt-4o"}"#).group, chat);
         // One family, two models.
-        let dated = row("/v1/chat/completions", r#"{"model":"gpt-5-2026-01-01"}"#).group;
+        let dated = row("/v1/chat/completions", r#"{"model":"gpt-4o-2024-08-06"}"#).group;
         assert_eq!(dated.family(), chat.family());
         assert_ne!(dated, chat);
     }
