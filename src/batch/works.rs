@@ -14,7 +14,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
-    task::{Context, Poll, Wake, Waker},
+    task::{Context, Wake, Waker},
 };
 
 /// How many works are polled for one poll of a waiter, before other tasks are let run.
@@ -286,6 +286,7 @@ mod tests {
         future::poll_fn,
         panic::{AssertUnwindSafe, catch_unwind},
         sync::atomic::AtomicUsize,
+        task::Poll,
     };
 
     use tokio::sync::oneshot;
