@@ -1,7 +1,12 @@
 //! How a provider's batch API is spoken: the requests to make and what their answers say. Nothing is sent here, and no clock is read.
 
 mod anthropic;
+mod body;
 mod openai;
+mod read;
+#[cfg(test)]
+mod tests;
+mod wire;
 
 use std::{error::Error as StdError, fmt, time::SystemTime};
 
