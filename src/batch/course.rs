@@ -8,7 +8,10 @@ use std::{
     future::poll_fn,
     ops::ControlFlow,
     pin::pin,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
     task::Poll,
     time::Duration,
 };
@@ -22,7 +25,7 @@ use super::{
     Submission, Token, answer,
     law::{self, jittered},
     record::{self, Phase, Record, RowHead, Why},
-    state::{Chunk, Closing, End, Gathered, Seen, Shared, State},
+    state::{Chunk, Closing, End, Gathered, SPLITS, Seen, Shared, State},
     wire::{self, Verdict},
 };
 use crate::{
@@ -49,12 +52,15 @@ pub(super) struct Course {
     record: Record,
     /// What it is made of, until it is submitted.
     chunk: Option<Chunk>,
-    /// What [`record`](Self::record) was at a time from which its age counts.
+    /// How its chunk has fared.
+    splits: Arc<AtomicU32>,
+    crowded: u32,
     clock: Clock,
     /// Set when nothing is left to be told of its rows.
     over: bool,
 }
 
+/// How old it was when.
 struct Clock {
     at: Instant,
     age: Duration,
@@ -132,7 +138,8 @@ impl Course {
             keys: chunk.rows.iter().map(|row| row.key).collect(),
         };
         let clock = Clock { at: Instant::now(), age: Duration::ZERO };
-        let course = Course { shared, org, record, chunk: Some(chunk), clock, over: false };
+        let (splits, crowded) = (chunk.splits.clone(), chunk.crowded);
+        let course = Course { shared, org, record, chunk: Some(chunk), splits, crowded, clock, over: false };
         course.enter(state);
         course
     }
@@ -161,7 +168,9 @@ impl Course {
         };
         let age = (shared.wall)().duration_since(record.since).unwrap_or_default();
         let clock = Clock { at: Instant::now(), age };
-        let course = Course { shared: shared.clone(), org, record, chunk: None, clock, over: false };
+        let splits = Arc::new(AtomicU32::new(SPLITS));
+        let course =
+            Course { shared: shared.clone(), org, record, chunk: None, splits, crowded: 0, clock, over: false };
         course.enter(&mut shared.lock());
         course.run().await;
     }
@@ -701,8 +710,9 @@ impl Course {
                 let (strangers, unreadable) = (tally.strangers, tally.unreadable);
                 tracing::warn!(batch = %self.name(), strangers, unreadable, "results that are nobody's");
             }
+            // Until the next batch of its own is written, such a row stands here; and for who asks for it later.
             let unanswered = |key: &Key| !matches!(tally.ends.get(key), Some(None));
-            let keeps = tally.unclaimed.iter().any(unanswered);
+            let keeps = self.record.keys.iter().any(unanswered);
             self.record.phase = Phase::Ended;
             self.written(if keeps { BatchRows::Keep } else { BatchRows::Drop }).await;
             let counts = tally.counts;
@@ -879,7 +889,7 @@ impl Course {
                 None => drop(self.end(key, End::Back(BatchFailure::Broken(None), None))),
             }
         }
-        Some(Chunk::of(group?, rows))
+        Some(Chunk { group: group?, rows, splits: self.splits.clone(), crowded: self.crowded })
     }
 
     /// Bodies that were left to the store.
@@ -945,6 +955,10 @@ impl Course {
                     let status = answer.status();
                     match (verdict, wire::gathered(answer).await) {
                         (Verdict::Read, Ok(answer)) => return Called::Answer(answer),
+                        // A throttle is waited out here; for a place in its queue the rows need not wait at this org.
+                        (Verdict::Again { .. }, Ok(answer)) if once && self.is_crowded(&answer) => {
+                            return Called::Answer(answer);
+                        }
                         (Verdict::Read, Err(error)) => {
                             (Verdict::Again { not_before: None, maybe_done: true }, in_one_line(&*error))
                         }
@@ -972,6 +986,10 @@ impl Course {
                 Verdict::Read => {}
             }
         }
+    }
+
+    fn is_crowded(&self, answer: &Response<Bytes>) -> bool {
+        matches!(self.shared.api.created(answer), Err(ApiError::QueueFull(_)))
     }
 
     /// Reads a file of results line by line. `read` says whether a line told anything; where the last one did not, the file was cut off.

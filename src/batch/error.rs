@@ -163,12 +163,20 @@ impl fmt::Display for BatchFailure {
                 write!(f, "no answer from two batches, last {batch}: {said}; it may be sent again")
             }
             BatchFailure::OrgOut { batch, class } => {
-                write!(f, "{batch} is submitted and may be billed, but the org is out ({class}): mend its key, then {AGAIN}")
+                write!(
+                    f,
+                    "{batch} is submitted and may be billed, but the org is out ({class}): mend its key, then {AGAIN}"
+                )
             }
             BatchFailure::Deadline(batch) => write!(f, "{batch} has not ended in its time: {AGAIN}"),
-            BatchFailure::Vanished(batch) => write!(f, "{batch} is not there any more (404); what it did may be billed"),
+            BatchFailure::Vanished(batch) => {
+                write!(f, "{batch} is not there any more (404); what it did may be billed")
+            }
             BatchFailure::Unlisted { org, said } => {
-                write!(f, "the reply to a submission to org {org} was lost, and its batches cannot be listed ({said}): look there whether it runs")
+                write!(
+                    f,
+                    "the reply to a submission to org {org} was lost, and its batches cannot be listed ({said}): look there whether it runs"
+                )
             }
             BatchFailure::Closed(Some(batch)) => write!(f, "the service was shut down; {batch} is submitted: {AGAIN}"),
             BatchFailure::Closed(None) => f.write_str("the service was shut down before it was submitted"),

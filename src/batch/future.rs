@@ -118,7 +118,8 @@ where
                         }
                     }
                     let head = head.take().expect("it goes on to the next step with the end of its body");
-                    let whole = if read.is_empty() { first.take().unwrap_or_default() } else { std::mem::take(read).freeze() };
+                    let whole =
+                        if read.is_empty() { first.take().unwrap_or_default() } else { std::mem::take(read).freeze() };
                     let owner = this.owner.clone().expect("not polled again after it has finished");
                     let lean = Request::from_parts(head, whole);
                     let key = Key::of(&lean, lean.body(), &owner.0.headers);

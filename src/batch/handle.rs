@@ -64,7 +64,10 @@ impl BatchHandle {
         drop(state);
         let list = |batches: &[Remaining]| batches.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         if !told.left.is_empty() {
-            tracing::warn!(batches = list(&told.left), "left running, and billed: send the same requests again with the same store to have their answers");
+            tracing::warn!(
+                batches = list(&told.left),
+                "left running, and billed: send the same requests again with the same store to have their answers"
+            );
         }
         if !told.cancelled.is_empty() {
             tracing::warn!(batches = list(&told.cancelled), "cancelled");

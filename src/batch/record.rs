@@ -13,7 +13,7 @@ use bytes::{BufMut, Bytes};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, request};
 
 use super::Group;
-use crate::journal::Key;
+use crate::{journal::Key, org::Family};
 
 const VERSION: u8 = 1;
 
@@ -127,6 +127,9 @@ pub(super) fn lean(head: &request::Parts, body: Bytes) -> Request<Bytes> {
     *request.method_mut() = head.method.clone();
     *request.uri_mut() = head.uri.clone();
     *request.headers_mut() = head.headers.clone();
+    if let Some(family) = head.extensions.get::<Family>() {
+        request.extensions_mut().insert(family.clone());
+    }
     request
 }
 

@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// How often a chunk that is refused as a whole is split to find the row that is to blame.
-const SPLITS: u32 = 24;
+pub(super) const SPLITS: u32 = 24;
 
 /// How an org is asked about batches.
 pub(super) struct Line {
@@ -155,7 +155,7 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    pub(super) fn of(group: Group, rows: Vec<Gathered>) -> Self {
+    fn of(group: Group, rows: Vec<Gathered>) -> Self {
         Chunk { group, rows, splits: Arc::new(AtomicU32::new(SPLITS)), crowded: 0 }
     }
 
@@ -416,11 +416,7 @@ impl Shared {
         }
         let again = mem::replace(&mut row.told, true);
         row.callers -= 1;
-        let end = if row.callers == 0 {
-            state.rows.remove(&key).and_then(|row| row.end)
-        } else {
-            row.end.clone()
-        };
+        let end = if row.callers == 0 { state.rows.remove(&key).and_then(|row| row.end) } else { row.end.clone() };
         Some(Told { end: end?, again })
     }
 
@@ -451,7 +447,10 @@ impl Shared {
         let token = record.token;
         let mut state = self.lock();
         let waits = |key: &Key| {
-            state.rows.get(key).is_some_and(|row| row.place == Place::Batch(token) && row.end.is_none() && row.callers > 0)
+            state
+                .rows
+                .get(key)
+                .is_some_and(|row| row.place == Place::Batch(token) && row.end.is_none() && row.callers > 0)
         };
         if record.keys.iter().any(waits) {
             return false;

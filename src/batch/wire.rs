@@ -85,7 +85,8 @@ where
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let frame = ready!(self.project().body.poll_frame(cx));
-        let frame = frame.map(|frame| Ok(frame.map_err(Into::into)?.map_data(|mut data| data.copy_to_bytes(data.remaining()))));
+        let frame =
+            frame.map(|frame| Ok(frame.map_err(Into::into)?.map_data(|mut data| data.copy_to_bytes(data.remaining()))));
         Poll::Ready(frame)
     }
 

@@ -1,8 +1,9 @@
 //! Works that many wait for: driven by whichever of those who wait is polled. Nothing is spawned.
 //!
 //! A work is a future that is kept here, not in the future of whoever polls it: when that one is dropped, at whatever await point of the
-//! work, the next one goes on from there. An event of a work (an answer, a timer) calls one of those who wait, the eldest that was not
-//! called yet; one that was called and is dropped calls the next.
+//! work, the next one goes on from there. An event of a work (an answer, a timer) calls one of those who wait: not all, which may be
+//! thousands. It is the one that was polled last, since somebody is likely to be at it still; while it is not polled, the next event calls
+//! another one, and the one that was polled longest ago as well. One that was called and is dropped calls the next.
 //!
 //! Its lock is held over nothing of others': no future is polled or dropped under it, and no waker cloned, woken or dropped.
 
@@ -32,14 +33,21 @@ struct Inner {
     tasks: HashMap<u64, Arc<Task>>,
     /// What is to be polled.
     queue: VecDeque<Arc<Task>>,
-    /// By age. Without a waker it has been called.
-    waiters: BTreeMap<u64, Option<Waker>>,
-    /// Those with a waker.
-    uncalled: BTreeSet<u64>,
+    waiters: BTreeMap<u64, Slot>,
+    /// Those that were not called, by when they were polled.
+    uncalled: BTreeSet<(u64, u64)>,
+    /// Somebody was called, and nobody has been polled since.
+    outstanding: bool,
     /// How many take from the queue now: they will see what is put into it.
     driving: usize,
     next: u64,
     closed: bool,
+}
+
+struct Slot {
+    /// None if it was called.
+    waker: Option<Waker>,
+    polled: u64,
 }
 
 struct Task {
@@ -79,7 +87,7 @@ impl Works {
         inner.queue.push_back(task);
         let called = inner.call();
         drop(inner);
-        called.into_iter().for_each(Waker::wake);
+        called.into_iter().flatten().for_each(Waker::wake);
     }
 
     /// One who waits, from its first poll.
@@ -92,10 +100,7 @@ impl Works {
         let mut inner = lock(&self.0);
         let mut wakers = Vec::with_capacity(numbers.len());
         for number in numbers {
-            if let Some(waker) = inner.waiters.get_mut(number).and_then(Option::take) {
-                inner.uncalled.remove(number);
-                wakers.push(waker);
-            }
+            wakers.extend(inner.take(*number));
         }
         drop(inner);
         wakers.into_iter().for_each(Waker::wake);
@@ -157,20 +162,30 @@ impl Drop for Driver<'_> {
     fn drop(&mut self) {
         let mut inner = lock(&self.0.0);
         inner.driving -= 1;
-        let called = if inner.queue.is_empty() { None } else { inner.call() };
+        let called = if inner.queue.is_empty() { [None, None] } else { inner.call() };
         drop(inner);
-        called.into_iter().for_each(Waker::wake);
+        called.into_iter().flatten().for_each(Waker::wake);
     }
 }
 
 impl Inner {
-    /// The eldest that was not called yet, unless somebody is at it.
-    fn call(&mut self) -> Option<Waker> {
+    /// Whom to wake for an event, unless somebody is at it.
+    fn call(&mut self) -> [Option<Waker>; 2] {
         if self.driving > 0 {
-            return None;
+            return [None, None];
         }
-        let number = self.uncalled.pop_first()?;
-        self.waiters.get_mut(&number).and_then(Option::take)
+        let last = self.uncalled.last().copied().and_then(|(_, number)| self.take(number));
+        let first = if self.outstanding { self.uncalled.first().copied() } else { None };
+        let first = first.and_then(|(_, number)| self.take(number));
+        self.outstanding = true;
+        [last, first]
+    }
+
+    fn take(&mut self, number: u64) -> Option<Waker> {
+        let slot = self.waiters.get_mut(&number)?;
+        let waker = slot.waker.take()?;
+        self.uncalled.remove(&(slot.polled, number));
+        Some(waker)
     }
 }
 
@@ -235,7 +250,7 @@ impl Wake for Task {
         // Even if it was in the queue: whoever was called for that may not be polled.
         let called = inner.call();
         drop(inner);
-        called.into_iter().for_each(Waker::wake);
+        called.into_iter().flatten().for_each(Waker::wake);
     }
 }
 
@@ -254,8 +269,14 @@ impl Waiter {
             inner.next += 1;
             inner.next
         });
-        let before = inner.waiters.insert(number, Some(waker));
-        inner.uncalled.insert(number);
+        inner.next += 1;
+        let polled = inner.next;
+        let before = inner.waiters.insert(number, Slot { waker: Some(waker), polled });
+        if let Some(before) = &before {
+            inner.uncalled.remove(&(before.polled, number));
+        }
+        inner.uncalled.insert((polled, number));
+        inner.outstanding = false;
         drop(inner);
         drop(before);
         self.works.drive(cx);
@@ -272,11 +293,13 @@ impl Drop for Waiter {
         let Some(number) = self.number else { return };
         let mut inner = lock(&self.works.0);
         let own = inner.waiters.remove(&number);
-        inner.uncalled.remove(&number);
-        let called = if inner.queue.is_empty() { None } else { inner.call() };
+        if let Some(own) = &own {
+            inner.uncalled.remove(&(own.polled, number));
+        }
+        let called = if inner.queue.is_empty() { [None, None] } else { inner.call() };
         drop(inner);
         drop(own);
-        called.into_iter().for_each(Waker::wake);
+        called.into_iter().flatten().for_each(Waker::wake);
     }
 }
 
@@ -305,22 +328,22 @@ mod tests {
     }
 
     #[test]
-    fn an_event_calls_the_eldest_and_the_next_event_the_next() {
+    fn an_event_calls_who_was_polled_last_and_the_next_event_others() {
         let works = Arc::<Works>::default();
         let (a, one) = oneshot::channel::<()>();
         let (b, two) = oneshot::channel::<()>();
         works.add(async { drop(one.await) });
         works.add(async { drop(two.await) });
-        let [mut first, mut second, third] = waiters(&works);
-        let woken = |waiters: [&task::Spawn<Waiter>; 3]| waiters.map(task::Spawn::is_woken);
+        let [first, second, mut third, fourth] = waiters(&works);
+        let woken = |waiters: [&task::Spawn<Waiter>; 4]| waiters.map(task::Spawn::is_woken);
         a.send(()).unwrap();
-        assert_eq!(woken([&first, &second, &third]), [true, false, false]);
+        assert_eq!(woken([&first, &second, &third, &fourth]), [false, false, false, true]);
         b.send(()).unwrap();
-        assert_eq!(woken([&first, &second, &third]), [true, true, false], "the first one is not polled");
-        polled(&mut second);
-        assert_eq!(works.count(), 0, "it drives what the first one was called for");
-        polled(&mut first);
-        drop(third);
+        let both = "the one that was called is not polled";
+        assert_eq!(woken([&first, &second, &third, &fourth]), [true, false, true, true], "{both}");
+        polled(&mut third);
+        assert_eq!(works.count(), 0, "it drives what the other one was called for");
+        drop((first, second, fourth));
     }
 
     #[test]
@@ -333,14 +356,14 @@ mod tests {
             drop(one.await);
             seen.fetch_add(1, SeqCst);
         });
-        let [first, second, mut third] = waiters(&works);
+        let [mut first, second, third] = waiters(&works);
         a.send(()).unwrap();
-        assert!(first.is_woken() && !second.is_woken());
-        drop(first);
+        assert!(third.is_woken() && !second.is_woken());
+        drop(third);
         assert!(second.is_woken());
         drop(second);
-        assert!(third.is_woken());
-        polled(&mut third);
+        assert!(first.is_woken());
+        polled(&mut first);
         assert_eq!(done.load(SeqCst), 1);
     }
 
