@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::Deserialize;
 
+use super::batch::BatchConfig;
 use super::bucket::{Limit, PerResource};
 use super::draw::{Chance, Latency};
 use crate::org::Dialect;
@@ -82,6 +83,11 @@ pub struct Config {
     pub unlimited: bool,
     /// Latency of orgs that have none of their own.
     pub latency: Latency,
+    /// Batches of orgs that have no rules of their own.
+    pub batch: BatchConfig,
+    /// How long an answer is, the item and the seed alone say: the same request gets the same usage at any time and from any
+    /// org of the same lengths, as rows of batches always do. Default false: each call draws.
+    pub lengths_by_item: bool,
     /// Which quota headers are sent; default all.
     pub headers: Headers,
     /// Round remaining tokens to the nearest thousand, as Anthropic does; default true. OpenAI's are never rounded.
@@ -104,6 +110,8 @@ impl Default for Config {
             seed: 0,
             unlimited: false,
             latency: Latency::default(),
+            batch: BatchConfig::default(),
+            lengths_by_item: false,
             headers: Headers::default(),
             round_tokens: true,
             input_on_429: true,
@@ -128,6 +136,8 @@ macro_rules! setters {
     };
 }
 
+pub(super) use setters;
+
 impl Config {
     /// A provider without orgs.
     pub fn new(dialect: Dialect) -> Self {
@@ -148,6 +158,10 @@ impl Config {
         unlimited: bool => unlimited;
         /// Sets [`latency`](Self::latency).
         latency: Latency => latency;
+        /// Sets [`batch`](Self::batch).
+        batch: BatchConfig => batch;
+        /// Sets [`lengths_by_item`](Self::lengths_by_item).
+        lengths_by_item: bool => lengths_by_item;
         /// Sets [`headers`](Self::headers).
         headers: Headers => headers;
         /// Sets [`round_tokens`](Self::round_tokens).
@@ -167,6 +181,7 @@ impl Config {
     /// The first such thing.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.latency.validate("latency")?;
+        self.batch.validate().map_err(|wrong| ConfigError(format!("batch: {wrong}")))?;
         for (i, org) in self.orgs.iter().enumerate() {
             let earlier = &self.orgs[..i];
             if earlier.iter().any(|o| o.key == org.key) {
@@ -221,6 +236,8 @@ pub struct OrgConfig {
     pub output_tokens_range: Option<[u64; 2]>,
     /// Its own latency instead of the provider's.
     pub latency: Option<Latency>,
+    /// Its own rules of batches instead of the provider's.
+    pub batch: Option<BatchConfig>,
     /// In which form a 429 says when to come back; default whole seconds.
     pub retry_after: RetryAfter,
     /// The key is dead: 401 at once, nothing charged.
@@ -268,6 +285,7 @@ impl Default for OrgConfig {
             output_tokens_p50: 32.0,
             output_tokens_range: None,
             latency: None,
+            batch: None,
             retry_after: RetryAfter::default(),
             unauthorised: Chance::default(),
             black_hole: Chance::default(),
@@ -332,6 +350,8 @@ impl OrgConfig {
         output_tokens_range: [u64; 2] => Some(output_tokens_range);
         /// Sets [`latency`](Self::latency).
         latency: Latency => Some(latency);
+        /// Sets [`batch`](Self::batch).
+        batch: BatchConfig => Some(batch);
         /// Sets [`retry_after`](Self::retry_after).
         retry_after: RetryAfter => retry_after;
         /// Sets [`unauthorised`](Self::unauthorised).
@@ -369,6 +389,9 @@ impl OrgConfig {
         }
         if http::HeaderValue::from_str(self.id()).is_err() {
             return wrong("the organization id does not fit into a header");
+        }
+        if let Some(Err(what)) = self.batch.as_ref().map(BatchConfig::validate) {
+            return wrong(&format!("batch: {what}"));
         }
         let mut rules = self.clone();
         let mut steps = self.steps().into_iter();
@@ -544,7 +567,7 @@ pub struct Change {
 }
 
 impl Latency {
-    fn validate(&self, whose: &str) -> Result<(), ConfigError> {
+    pub(super) fn validate(&self, whose: &str) -> Result<(), ConfigError> {
         let sound = |x: f64| x.is_finite() && x >= 0.0;
         if sound(self.p50_ms) && sound(self.sigma) {
             Ok(())
@@ -556,7 +579,7 @@ impl Latency {
 
 /// A [`Config`] that cannot be meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigError(String);
+pub struct ConfigError(pub(super) String);
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -326,7 +326,7 @@ mod tests {
 
         #[test]
         fn no_client_beats_the_fluid_limit(config in orgs(false), bytes in 0usize..400) {
-            let ask = Ask { body_bytes: bytes, max_tokens: None, puts_out: false };
+            let ask = Ask { body_bytes: bytes, max_tokens: None, puts_out: false, ..Ask::default() };
             let cost = Cost { input_tokens: bytes.div_ceil(4) as f64, output_tokens: 0.0 };
             let mut models: Vec<OrgModel> = (0..config.orgs.len()).map(|i| OrgModel::new(&config, i)).collect();
             let mut n = 0;

@@ -5,16 +5,61 @@ use std::time::Duration;
 use super::bucket::{Bucket, PerResource, View};
 use super::config::{Config, OrgConfig, RetryAfter, Step};
 use super::draw::{Latency, lognormal, seconds};
+use super::marker::Marker;
 use super::truth::{Ledger, Levels};
 use crate::org::Dialect;
 
 /// What of a request counts here.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Ask {
     pub(super) body_bytes: usize,
     pub(super) max_tokens: Option<u64>,
     /// Embeddings put out no tokens.
     pub(super) puts_out: bool,
+    /// Where answers are as long as their items say.
+    pub(super) item: u64,
+    pub(super) marker: Option<Marker>,
+}
+
+/// How long answers are, in tokens.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lengths {
+    p50: f64,
+    range: Option<[u64; 2]>,
+}
+
+impl Lengths {
+    pub(super) fn of(rules: &OrgConfig) -> Self {
+        Lengths { p50: rules.output_tokens_p50, range: rules.output_tokens_range }
+    }
+
+    fn draw(&self, rng: &mut fastrand::Rng) -> u64 {
+        match self.range {
+            Some([shortest, longest]) => rng.u64(shortest..=longest),
+            None => (self.p50 * lognormal(0.5, rng)).round() as u64,
+        }
+    }
+
+    /// What this item is answered with, and whether it was cut.
+    pub(super) fn of_item(&self, seed: u64, ask: Ask) -> (u64, bool) {
+        cut(ask, || self.draw(&mut fastrand::Rng::with_seed(seed ^ ask.item)))
+    }
+}
+
+/// The output that is charged, of an answer of this length.
+fn cut(ask: Ask, length: impl FnOnce() -> u64) -> (u64, bool) {
+    if !ask.puts_out {
+        return (0, false);
+    }
+    let (length, most) = (length(), ask.max_tokens.unwrap_or(64));
+    match ask.marker {
+        Some(Marker::MaxTokens) => (most, true),
+        _ => (length.max(1).min(most), length > most),
+    }
+}
+
+pub(super) fn input_tokens(body_bytes: usize) -> u64 {
+    (body_bytes as u64).div_ceil(4)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,6 +76,11 @@ pub(super) enum Verdict {
         status: u16,
     },
     ServerError,
+    /// The error that the request asked for.
+    Marked {
+        marker: Marker,
+        status: u16,
+    },
     Reset,
     Hang,
     Answer {
@@ -58,6 +108,12 @@ pub(super) enum Ending {
     Empty,
     Truncated,
     InBand,
+    /// A call that manages batches was answered with this status.
+    Managed {
+        status: u16,
+    },
+    /// What was done is done, but the reply is lost.
+    Lost,
     /// The client went away first.
     Abandoned,
     /// Already counted on arrival: an error.
@@ -81,7 +137,9 @@ pub(super) struct OrgModel {
     rules: OrgConfig,
     default_latency: Latency,
     unlimited: bool,
-    overloaded_status: u16,
+    dialect: Dialect,
+    /// The seed of lengths, where items say them.
+    by_item: Option<u64>,
     steps: std::vec::IntoIter<Step>,
     next_step: Option<Step>,
     /// The time up to which the buckets are refilled.
@@ -101,7 +159,8 @@ impl OrgModel {
             buckets: rules.limits().map(|l| l.map(Bucket::full)),
             default_latency: config.latency,
             unlimited: config.unlimited,
-            overloaded_status: if config.dialect == Dialect::Anthropic { 529 } else { 503 },
+            dialect: config.dialect,
+            by_item: config.lengths_by_item.then_some(config.seed),
             steps,
             next_step,
             refilled: Duration::ZERO,
@@ -160,19 +219,16 @@ impl OrgModel {
             return Verdict::Refused { wait, form, what: "requests per minute", bare: false };
         }
         if self.rules.overloaded.strikes(&mut self.rng) {
-            return Verdict::Overloaded { status: self.overloaded_status };
+            let status = if self.dialect == Dialect::Anthropic { 529 } else { 503 };
+            return Verdict::Overloaded { status };
         }
-        let input = (ask.body_bytes as u64).div_ceil(4);
-        let (output, cut) = match ask.puts_out {
-            true => {
-                let length = match self.rules.output_tokens_range {
-                    Some([shortest, longest]) => self.rng.u64(shortest..=longest),
-                    None => (self.rules.output_tokens_p50 * lognormal(0.5, &mut self.rng)).round() as u64,
-                };
-                let most = ask.max_tokens.unwrap_or(64);
-                (length.max(1).min(most), length > most)
-            }
-            false => (0, false),
+        let input = input_tokens(ask.body_bytes);
+        let failure = ask.marker.and_then(|marker| Some((marker, marker.failure(self.dialect)?.status.as_u16())));
+        let lengths = Lengths::of(&self.rules);
+        let (output, cut) = match (failure, self.by_item) {
+            (Some(_), _) => (0, false),
+            (None, Some(seed)) => lengths.of_item(seed, ask),
+            (None, None) => cut(ask, || lengths.draw(&mut self.rng)),
         };
         if !self.unlimited {
             if self.rules.max_concurrency.is_some_and(|max| self.admitted >= max) {
@@ -201,6 +257,9 @@ impl OrgModel {
                 }
             }
         }
+        if let Some((marker, status)) = failure {
+            return Verdict::Marked { marker, status };
+        }
         if self.rules.error_5xx.strikes(&mut self.rng) {
             return Verdict::ServerError;
         }
@@ -219,8 +278,17 @@ impl OrgModel {
         } else {
             None
         };
+        let flaw = match ask.marker {
+            Some(Marker::Empty) => Some(Flaw::Empty),
+            Some(Marker::InBand) => Some(Flaw::InBand),
+            _ => flaw,
+        };
         let latency = latency.draw(&mut self.rng);
         Verdict::Answer { latency, input_tokens: input, output_tokens: output, cut, flaw }
+    }
+
+    pub(super) fn lengths(&self) -> Lengths {
+        Lengths::of(&self.rules)
     }
 
     pub(super) fn levels(&mut self, now: Duration) -> Levels {
@@ -258,7 +326,7 @@ mod tests {
 
     /// Embeddings of no length: they cost one request and nothing else.
     fn ask() -> Ask {
-        Ask { body_bytes: 0, max_tokens: None, puts_out: false }
+        Ask::default()
     }
 
     /// The wait of a refusal, or `None` where it was admitted.
@@ -313,7 +381,7 @@ mod tests {
 
     #[test]
     fn output_is_charged_at_its_drawn_length_but_never_above_max_tokens() {
-        let ask = |max_tokens| Ask { body_bytes: 4, max_tokens, puts_out: true };
+        let ask = |max_tokens| Ask { body_bytes: 4, max_tokens, puts_out: true, ..Ask::default() };
         let mut m = model(OrgConfig::new("o", "k").output_tokens_per_minute(60e6).output_tokens_p50(1e4));
         for (max, expected) in [(Some(7), 7), (None, 64)] {
             let before = m.arrive(s(0.0), ask(Some(0))).views[2].unwrap().remaining;
@@ -335,7 +403,7 @@ mod tests {
 
     #[test]
     fn answers_of_a_range_are_anything_between_its_ends() {
-        let ask = |max_tokens| Ask { body_bytes: 4, max_tokens: Some(max_tokens), puts_out: true };
+        let ask = |max_tokens| Ask { body_bytes: 4, max_tokens: Some(max_tokens), puts_out: true, ..Ask::default() };
         let mut m = model(OrgConfig::new("o", "k").output_tokens_range([3, 6]));
         let mut seen = [0; 8];
         for _ in 0..400 {

@@ -14,6 +14,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tower_service::Service as _;
 
+use super::batch::{Call, Routed};
 use super::service::Sim;
 use super::truth::Truth;
 use super::wire::Failure;
@@ -28,8 +29,8 @@ const GRACE: Duration = Duration::from_secs(1);
 impl Sim {
     /// Serves the provider on a free port of 127.0.0.1, in tasks of the current tokio runtime.
     ///
-    /// Only `POST` to `/v1/messages` (Anthropic), `/v1/chat/completions` and `/v1/embeddings` (OpenAI) is answered;
-    /// other paths get a 404, other methods a 405.
+    /// Only `POST` to `/v1/messages` (Anthropic), `/v1/chat/completions` and `/v1/embeddings` (OpenAI) is answered, and the calls that
+    /// manage [batches](crate::sim#batches); other paths get a 404, other methods a 405.
     ///
     /// # Errors
     ///
@@ -101,17 +102,20 @@ async fn connection(stream: TcpStream, sim: Sim, mut stopped: watch::Receiver<()
     // Without it small answers wait for acknowledgements; a failure only costs time.
     let _ = stream.set_nodelay(true);
     let service = service_fn(move |request: Request<Incoming>| {
-        let path = request.uri().path();
-        let known = match sim.config().dialect {
+        let (path, dialect) = (request.uri().path(), sim.config().dialect);
+        let is_known = match dialect {
             Dialect::Anthropic => path == "/v1/messages",
             Dialect::OpenAi => path == "/v1/chat/completions" || path == "/v1/embeddings",
         };
-        let answer = if !known {
-            Err(sim.misdirected(request.headers(), Failure::not_found()))
-        } else if request.method() != Method::POST {
-            Err(sim.misdirected(request.headers(), Failure::wrong_method()))
-        } else {
-            Ok(sim.service().call(request))
+        let failure = match Call::route(dialect, request.method(), request.uri()) {
+            Routed::Batch(_) => None,
+            Routed::Elsewhere if !is_known => Some(Failure::not_found()),
+            Routed::Elsewhere if request.method() == Method::POST => None,
+            Routed::Elsewhere | Routed::WrongMethod => Some(Failure::wrong_method()),
+        };
+        let answer = match failure {
+            Some(failure) => Err(sim.misdirected(request.headers(), failure)),
+            None => Ok(sim.service().call(request)),
         };
         async move {
             match answer {

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::header::CONTENT_LENGTH;
+use http::header::{CONTENT_LENGTH, HOST};
 use http::{HeaderMap, Request, Response, StatusCode, request};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt as _;
@@ -20,8 +20,10 @@ use pin_project_lite::pin_project;
 use tokio::time::{Instant, Sleep};
 use tower_service::Service;
 
+use super::batch::{Answer, BatchSeen, Call, Desk, Lines, Routed, RowSeen, Rules};
 use super::bucket::{PerResource, View};
 use super::config::{Config, ConfigError, RetryAfter};
+use super::marker::Marker;
 use super::model::{Ask, Ending, Flaw, OrgModel, Verdict};
 use super::truth::{Levels, Truth};
 use super::wire::{self, Asked, Failure, Head, Success};
@@ -38,6 +40,7 @@ struct State {
     config: Config,
     orgs: Vec<(http::HeaderValue, Mutex<OrgModel>)>,
     by_key: HashMap<Vec<u8>, usize>,
+    desk: Desk,
     start: OnceLock<(Instant, SystemTime)>,
     unknown_key: AtomicU64,
     not_found: AtomicU64,
@@ -66,6 +69,7 @@ impl Sim {
         }
         Ok(Sim {
             state: Arc::new(State {
+                desk: Desk::new(&config),
                 config,
                 orgs,
                 by_key,
@@ -91,8 +95,8 @@ impl Sim {
         self.state.start.get().map_or(Duration::ZERO, |(start, _)| start.elapsed())
     }
 
-    /// The provider as a service. It answers any path and method: one that ends in `/embeddings` with embeddings, all
-    /// else with a message.
+    /// The provider as a service. It answers any path and method: those of [batches](crate::sim#batches) as such, one that ends in
+    /// `/embeddings` with embeddings, all else with a message.
     pub fn service(&self) -> SimService {
         SimService { sim: self.clone() }
     }
@@ -100,7 +104,9 @@ impl Sim {
     /// What has happened up to now.
     pub fn truth(&self) -> Truth {
         let mut answers = HashMap::new();
-        let orgs = (0..self.state.orgs.len()).map(|i| self.state.org(i).ledger.report(&mut answers)).collect();
+        let (batches, rows) = self.state.desk.report(self.elapsed(), &mut answers);
+        let report = |(i, batch)| self.state.org(i).ledger.report(&mut answers, batch);
+        let orgs = batches.into_iter().enumerate().map(report).collect();
         let answered_more = answers.values().filter(|&&n| n > 1).count() as u64;
         Truth {
             orgs,
@@ -108,7 +114,18 @@ impl Sim {
             not_found: self.state.not_found.load(Ordering::Relaxed),
             answered_once: answers.len() as u64 - answered_more,
             answered_more,
+            rows,
         }
+    }
+
+    /// All batches of all orgs, in the order in which they were created.
+    pub fn batches(&self) -> Vec<BatchSeen> {
+        self.state.desk.batches(self.elapsed())
+    }
+
+    /// What became of this `custom_id` in all batches; all zero if it was in none.
+    pub fn row(&self, custom_id: &str) -> RowSeen {
+        self.state.desk.row(self.elapsed(), custom_id)
     }
 
     /// What the buckets of the org of this name hold now: what the next request meets. `None` if there is no such org.
@@ -120,10 +137,7 @@ impl Sim {
 
     /// The answer to a request whose path or method is not the provider's.
     pub(super) fn misdirected(&self, headers: &HeaderMap, failure: Failure<'_>) -> Response<SimBody> {
-        let (_, wall) = self.state.start();
-        let place = wire::key(self.state.config.dialect, headers).and_then(|key| self.state.by_key.get(key));
-        let number = self.state.not_found.fetch_add(1, Ordering::Relaxed) + 1;
-        self.state.failure(place.copied(), number, PerResource::default(), wall, failure, None)
+        self.state.misdirected(headers, failure)
     }
 }
 
@@ -167,12 +181,40 @@ impl State {
         respond(failure.status, headers, body)
     }
 
+    fn misdirected(&self, headers: &HeaderMap, failure: Failure<'_>) -> Response<SimBody> {
+        let (_, wall) = self.start();
+        let place = wire::key(self.config.dialect, headers).and_then(|key| self.by_key.get(key));
+        let number = self.not_found.fetch_add(1, Ordering::Relaxed) + 1;
+        self.failure(place.copied(), number, PerResource::default(), wall, failure, None)
+    }
+
     /// Decides about a request that has arrived whole.
     fn decide(self: &Arc<Self>, head: &request::Parts, body: &[u8]) -> Decision {
         let dialect = self.config.dialect;
+        let call = match Call::route(dialect, &head.method, &head.uri) {
+            Routed::Batch(call) => Some(call),
+            Routed::Elsewhere => None,
+            Routed::WrongMethod => {
+                return Decision::Now(Ok(self.misdirected(&head.headers, Failure::wrong_method())));
+            }
+        };
         let embeddings = head.uri.path().ends_with("/embeddings");
-        let asked = Asked::read(body);
-        let ask = Ask { body_bytes: body.len(), max_tokens: asked.max_tokens(), puts_out: !embeddings };
+        let (item, asked) = match call {
+            // A body of perhaps hundreds of megabytes.
+            Some(_) => Default::default(),
+            None => (item_id(head, body), Asked::read(body)),
+        };
+        let ask = match call {
+            // One request, and no tokens.
+            Some(_) => Ask::default(),
+            None => Ask {
+                body_bytes: body.len(),
+                max_tokens: asked.max_tokens(),
+                puts_out: !embeddings,
+                item,
+                marker: asked.marker(),
+            },
+        };
         let place = wire::key(dialect, &head.headers).and_then(|key| self.by_key.get(key)).copied();
         let Some(place) = place else {
             let (_, wall) = self.start();
@@ -180,11 +222,12 @@ impl State {
             let response = self.failure(None, number, PerResource::default(), wall, Failure::unauthorised(), None);
             return Decision::Now(Ok(response));
         };
-        let (wall, arrival) = {
+        let (now, wall, lengths, arrival) = {
             let mut org = self.org(place);
             // Read under the lock, so that an org's arrivals are in order.
             let (now, wall) = self.start();
-            (wall, org.arrive(now, ask))
+            let arrival = org.arrive(now, ask);
+            (now, wall, org.lengths(), arrival)
         };
         let arrived = Instant::now();
         let (number, views) = (arrival.number, arrival.views);
@@ -196,6 +239,44 @@ impl State {
             let response = self.failure(Some(place), number, views, wall, failure, flight(Ending::Counted));
             Decision::Now(Ok(response))
         };
+        if let (Some(call), &Verdict::Answer { latency, flaw, .. }) = (&call, &arrival.verdict) {
+            let host = head.headers.get(HOST).and_then(|host| host.to_str().ok());
+            let host = host.or(head.uri.authority().map(|authority| authority.as_str())).unwrap_or("localhost");
+            let rules = Rules { place, lengths, now, wall: wall - now, base: format!("http://{host}") };
+            let answer = self.desk.answer(call, &head.headers, body, rules);
+            let flight = |status: StatusCode| flight(Ending::Managed { status: status.as_u16() });
+            let (end, cut) = (arrived + latency, flaw == Some(Flaw::Truncated));
+            let head = self.head(Some(place), number, views, wall);
+            return match answer {
+                Answer::Lost => {
+                    drop(Flight {
+                        state: self.clone(),
+                        place,
+                        admitted: arrival.admitted,
+                        ending: Ending::Lost,
+                        sent: true,
+                    });
+                    Decision::Now(Err(SimError::Reset))
+                }
+                Answer::Failure(failure) => {
+                    let flight = flight(failure.status);
+                    Decision::At(end, self.failure(Some(place), number, views, wall, failure, flight))
+                }
+                Answer::Json(value) => {
+                    let body =
+                        SimBody { kind: Kind::of(value.to_string().into(), end, cut), flight: flight(StatusCode::OK) };
+                    Decision::At(end, respond(StatusCode::OK, head.write(Success::CONTENT), body))
+                }
+                Answer::Lines(mut lines) => {
+                    if cut {
+                        lines.cut();
+                    }
+                    let kind = Kind::Lines { lines, cut };
+                    let body = SimBody { kind, flight: flight(StatusCode::OK) };
+                    Decision::At(end, respond(StatusCode::OK, head.write(Success::LINES), body))
+                }
+            };
+        }
         match arrival.verdict {
             Verdict::Unauthorised => fail(Failure::unauthorised()),
             Verdict::Overloaded { status } => fail(Failure::overloaded(status)),
@@ -207,24 +288,25 @@ impl State {
                 wire::write_wait(response.headers_mut(), if bare { RetryAfter::None } else { form }, wait, wall);
                 Decision::Now(Ok(response))
             }
+            Verdict::Marked { marker, .. } => fail(marker.failure(dialect).unwrap_or(Failure::internal())),
             Verdict::Reset => {
                 drop(flight(Ending::Counted));
                 Decision::Now(Err(SimError::Reset))
             }
             Verdict::Hang => Decision::Never(flight(Ending::Abandoned)),
             Verdict::Answer { latency, input_tokens, output_tokens, cut, flaw } => {
-                let item = item_id(head, body);
                 let success = Success {
                     dialect,
                     embeddings,
                     model: &asked.model,
-                    body,
+                    inputs: if embeddings { wire::inputs(body) } else { 0 },
                     item,
                     number,
                     input_tokens,
                     output_tokens,
                     cut,
                     empty: flaw == Some(Flaw::Empty),
+                    refusal: asked.marker() == Some(Marker::Refusal),
                     include_usage: asked.include_usage(),
                 };
                 let flight = flight(match flaw {
@@ -259,13 +341,7 @@ impl State {
                     _ => success.json(),
                 };
                 let headers = head.write(Success::CONTENT);
-                let kind = match cut_short {
-                    false => Kind::Whole(text),
-                    true => {
-                        let half = vec![(end, text.slice(..text.len() / 2))].into_iter();
-                        Kind::Parts { parts: half, length: Some(text.len() as u64), cut: true, timer: None }
-                    }
-                };
+                let kind = Kind::of(text, end, cut_short);
                 Decision::At(end, respond(StatusCode::OK, headers, SimBody { kind, flight }))
             }
         }
@@ -284,11 +360,12 @@ fn respond(status: StatusCode, mut headers: HeaderMap, body: SimBody) -> Respons
 
 /// The header `x-item-id`, or else the body, as 64 bits.
 fn item_id(head: &request::Parts, body: &[u8]) -> u64 {
+    item_of(head.headers.get("x-item-id").map_or(body, |id| id.as_bytes()))
+}
+
+pub(super) fn item_of(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    match head.headers.get("x-item-id") {
-        Some(id) => hasher.write(id.as_bytes()),
-        None => hasher.write(body),
-    }
+    hasher.write(bytes);
     hasher.finish()
 }
 
@@ -312,7 +389,7 @@ struct Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         let ending = match self.ending {
-            Ending::Counted => Ending::Counted,
+            ending @ (Ending::Counted | Ending::Lost) => ending,
             ending if self.sent => ending,
             _ => Ending::Abandoned,
         };
@@ -418,7 +495,25 @@ enum Kind {
         cut: bool,
         timer: Option<Pin<Box<Sleep>>>,
     },
+    /// The results of a batch.
+    Lines {
+        lines: Box<Lines>,
+        cut: bool,
+    },
     Done,
+}
+
+impl Kind {
+    /// All of it at `end`, or half of it and no more.
+    fn of(text: Bytes, end: Instant, cut: bool) -> Self {
+        match cut {
+            false => Kind::Whole(text),
+            true => {
+                let half = vec![(end, text.slice(..text.len() / 2))].into_iter();
+                Kind::Parts { parts: half, length: Some(text.len() as u64), cut: true, timer: None }
+            }
+        }
+    }
 }
 
 /// Lets what was sent before the cut leave before the connection breaks.
@@ -453,6 +548,18 @@ impl Body for SimBody {
                 this.done();
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
+            Kind::Lines { lines, cut } => match lines.chunk() {
+                Some(bytes) => Poll::Ready(Some(Ok(Frame::data(bytes)))),
+                None if *cut => {
+                    let timer = Some(Box::pin(tokio::time::sleep(BEFORE_CUT)));
+                    this.kind = Kind::Parts { parts: Vec::new().into_iter(), length: None, cut: true, timer };
+                    self.poll_frame(cx)
+                }
+                None => {
+                    this.done();
+                    Poll::Ready(None)
+                }
+            },
             Kind::Parts { parts, cut, timer, .. } => {
                 let due = match parts.as_slice().first() {
                     Some((at, _)) => *at,
@@ -486,6 +593,7 @@ impl Body for SimBody {
         match &self.kind {
             Kind::Done => SizeHint::with_exact(0),
             Kind::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Kind::Lines { .. } => SizeHint::default(),
             Kind::Parts { length, .. } => length.map_or_else(SizeHint::default, SizeHint::with_exact),
         }
     }

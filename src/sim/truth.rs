@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use super::batch::{BatchTruth, RowsTruth};
 use super::model::{Ending, Verdict};
 
 /// The width of a bin of [`OrgTruth::timeline`].
@@ -18,10 +19,13 @@ pub struct Truth {
     pub unknown_key: u64,
     /// Calls to an unknown path or with a wrong method: answered 404 or 405, and counted nowhere else.
     pub not_found: u64,
-    /// Items that got one complete 200. An item is the value of the header `x-item-id`, or else the request body.
+    /// Items that got one complete 200. An item is the value of the header `x-item-id`, or else the request body. A row of a batch that
+    /// succeeded is an answer to its item, which is its body.
     pub answered_once: u64,
     /// Items that got more than one.
     pub answered_more: u64,
+    /// The rows of all batches by their `custom_id`.
+    pub rows: RowsTruth,
 }
 
 impl Truth {
@@ -40,6 +44,11 @@ impl Truth {
         self.orgs.iter().map(|o| o.ok).sum()
     }
 
+    /// [`OrgTruth::batch`] of all orgs together; of the peaks the largest.
+    pub fn batch(&self) -> BatchTruth {
+        self.orgs.iter().fold(BatchTruth::default(), |sum, org| sum.with(&org.batch))
+    }
+
     /// [`OrgTruth::throttled_429`] of all orgs.
     pub fn throttled_429(&self) -> u64 {
         self.orgs.iter().map(|o| o.throttled_429).sum()
@@ -49,7 +58,7 @@ impl Truth {
 /// What one org saw.
 ///
 /// Once nothing is in flight, `calls` is the sum of `ok`, `empty`, `truncated`, `in_band`, `abandoned`, `throttled_429`,
-/// `resets` and all `errors`.
+/// `resets`, `managed` and all `errors`.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct OrgTruth {
@@ -61,9 +70,9 @@ pub struct OrgTruth {
     pub ok: u64,
     /// 429 answers, counted on arrival.
     pub throttled_429: u64,
-    /// Other error answers by status, counted on arrival.
+    /// Other error answers by status, counted on arrival; those of calls that manage batches, when they are sent.
     pub errors: BTreeMap<u16, u64>,
-    /// Connections dropped without an answer.
+    /// Connections dropped without an answer, lost replies to `create` among them.
     pub resets: u64,
     /// 200 answers with an empty list, completely sent. They do not count as `ok`, nor as answers to their items.
     pub empty: u64,
@@ -71,6 +80,10 @@ pub struct OrgTruth {
     pub truncated: u64,
     /// 200 answers with an error in them, completely sent. They do not count as `ok`, nor as answers to their items.
     pub in_band: u64,
+    /// Calls that manage batches and files, answered completely and with no error.
+    pub managed: u64,
+    /// Its batches.
+    pub batch: BatchTruth,
     /// Calls the client left before they were answered completely; calls that hang end so.
     pub abandoned: u64,
     /// Requests from their arrival until their answer is fully sent, now. Refused ones count too.
@@ -79,7 +92,7 @@ pub struct OrgTruth {
     pub peak_in_flight: usize,
     /// When the first request arrived.
     pub first_call: Option<Duration>,
-    /// Input tokens of admitted calls that are to be answered.
+    /// Input tokens of admitted calls that are to be answered; rows of batches are counted in `batch`.
     pub input_tokens: u64,
     /// Output tokens of the same.
     pub output_tokens: u64,
@@ -139,7 +152,8 @@ impl Ledger {
             Verdict::ServerError => *seen.errors.entry(500).or_default() += 1,
             Verdict::Overloaded { status } => *seen.errors.entry(status).or_default() += 1,
             Verdict::Reset => seen.resets += 1,
-            Verdict::Refused { .. } => {
+            Verdict::Marked { status, .. } if status != 429 => *seen.errors.entry(status).or_default() += 1,
+            Verdict::Refused { .. } | Verdict::Marked { .. } => {
                 seen.throttled_429 += 1;
                 if let Some(bin) = bin(&mut seen.timeline, now) {
                     bin.throttled_429 += 1;
@@ -167,17 +181,21 @@ impl Ledger {
             Ending::Empty => self.seen.empty += 1,
             Ending::Truncated => self.seen.truncated += 1,
             Ending::InBand => self.seen.in_band += 1,
+            Ending::Managed { status: 429 } => self.seen.throttled_429 += 1,
+            Ending::Managed { status } if status >= 400 => *self.seen.errors.entry(status).or_default() += 1,
+            Ending::Managed { .. } => self.seen.managed += 1,
+            Ending::Lost => self.seen.resets += 1,
             Ending::Abandoned => self.seen.abandoned += 1,
             Ending::Counted => {}
         }
     }
 
-    /// What it saw, and its answers per item added to `answers`.
-    pub(super) fn report(&self, answers: &mut HashMap<u64, u32>) -> OrgTruth {
+    /// What it saw beside its batches, and its answers per item added to `answers`.
+    pub(super) fn report(&self, answers: &mut HashMap<u64, u32>, batch: BatchTruth) -> OrgTruth {
         for (&id, &count) in &self.answers {
             *answers.entry(id).or_default() += count;
         }
-        self.seen.clone()
+        OrgTruth { batch, ..self.seen.clone() }
     }
 }
 

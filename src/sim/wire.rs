@@ -7,10 +7,12 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, DATE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
 
 use super::bucket::{PerResource, View};
 use super::config::{Headers, RetryAfter};
+use super::marker::Marker;
 use crate::org::Dialect;
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -21,6 +23,7 @@ const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
+const LINES: HeaderValue = HeaderValue::from_static("application/x-jsonl");
 
 /// Limit, remaining, reset of one resource.
 type Trio = [HeaderName; 3];
@@ -74,12 +77,32 @@ pub(super) struct Asked<'a> {
     max_completion_tokens: Option<u64>,
     pub(super) stream: bool,
     stream_options: Option<StreamOptions>,
+    #[serde(deserialize_with = "marker")]
+    metadata: Option<Marker>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct StreamOptions {
     include_usage: bool,
+}
+
+/// The marker in `metadata`. Metadata of any other shape names none.
+fn marker<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Marker>, D::Error> {
+    #[derive(Deserialize)]
+    struct Metadata {
+        simulate: String,
+    }
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Read {
+        Marked(Metadata),
+        Other(IgnoredAny),
+    }
+    Ok(match Read::deserialize(deserializer)? {
+        Read::Marked(metadata) => Some(Marker::named(&metadata.simulate)),
+        Read::Other(_) => None,
+    })
 }
 
 impl<'a> Asked<'a> {
@@ -91,6 +114,10 @@ impl<'a> Asked<'a> {
         self.max_tokens.or(self.max_completion_tokens)
     }
 
+    pub(super) fn marker(&self) -> Option<Marker> {
+        self.metadata
+    }
+
     /// Whether a stream in OpenAI's dialect is to tell what it used.
     pub(super) fn include_usage(&self) -> bool {
         self.stream_options.as_ref().is_some_and(|options| options.include_usage)
@@ -98,7 +125,7 @@ impl<'a> Asked<'a> {
 }
 
 /// How many inputs an embeddings request has: a list of texts or of token lists is many, all else is one.
-fn inputs(body: &[u8]) -> usize {
+pub(super) fn inputs(body: &[u8]) -> usize {
     let value: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
     match value["input"].as_array() {
         Some(list) if !list.first().is_some_and(serde_json::Value::is_number) => list.len(),
@@ -268,7 +295,26 @@ pub(super) struct Failure<'a> {
     message: Cow<'a, str>,
 }
 
-impl Failure<'_> {
+impl<'a> Failure<'a> {
+    pub(super) fn new(
+        status: StatusCode,
+        kind: &'static str,
+        openai: (&'static str, &'static str),
+        message: impl Into<Cow<'a, str>>,
+    ) -> Self {
+        Failure { status, kind, openai, message: message.into() }
+    }
+
+    /// A request that is wrong, in the provider's words.
+    pub(super) fn invalid(status: StatusCode, message: impl Into<Cow<'a, str>>) -> Self {
+        Failure::new(status, "invalid_request_error", ("invalid_request_error", "invalid_value"), message)
+    }
+
+    pub(super) fn too_large(message: impl Into<Cow<'a, str>>) -> Self {
+        let openai = ("invalid_request_error", "request_too_large");
+        Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", openai, message)
+    }
+
     pub(super) fn unauthorised() -> Self {
         Failure {
             status: StatusCode::UNAUTHORIZED,
@@ -319,15 +365,15 @@ impl Failure<'_> {
     }
 
     pub(super) fn body(&self, dialect: Dialect) -> Bytes {
-        let message = &self.message;
+        let message = quoted(&self.message);
         match dialect {
             Dialect::Anthropic => {
                 let kind = self.kind;
-                format!(r#"{{"type":"error","error":{{"type":"{kind}","message":"{message}"}}}}"#)
+                format!(r#"{{"type":"error","error":{{"type":"{kind}","message":{message}}}}}"#)
             }
             Dialect::OpenAi => {
                 let (kind, code) = self.openai;
-                format!(r#"{{"error":{{"message":"{message}","type":"{kind}","param":null,"code":"{code}"}}}}"#)
+                format!(r#"{{"error":{{"message":{message},"type":"{kind}","param":null,"code":"{code}"}}}}"#)
             }
         }
         .into()
@@ -340,7 +386,8 @@ pub(super) struct Success<'a> {
     pub(super) dialect: Dialect,
     pub(super) embeddings: bool,
     pub(super) model: &'a str,
-    pub(super) body: &'a [u8],
+    /// How many inputs were to be embedded.
+    pub(super) inputs: usize,
     /// Of the item.
     pub(super) item: u64,
     pub(super) number: u64,
@@ -349,6 +396,8 @@ pub(super) struct Success<'a> {
     /// The answer was cut by `max_tokens`.
     pub(super) cut: bool,
     pub(super) empty: bool,
+    /// The model declines.
+    pub(super) refusal: bool,
     /// A stream in OpenAI's dialect tells what it used.
     pub(super) include_usage: bool,
 }
@@ -367,10 +416,12 @@ pub(super) fn error_event(dialect: Dialect) -> Bytes {
 impl Success<'_> {
     pub(super) const CONTENT: HeaderValue = JSON;
     pub(super) const EVENTS: HeaderValue = EVENTS;
+    pub(super) const LINES: HeaderValue = LINES;
 
     fn stop(&self) -> &'static str {
         // What is cut has something in it.
         match (self.dialect, self.cut && !self.empty) {
+            (Dialect::Anthropic, _) if self.refusal => "refusal",
             (Dialect::Anthropic, true) => "max_tokens",
             (Dialect::Anthropic, false) => "end_turn",
             (Dialect::OpenAi, true) => "length",
@@ -378,13 +429,21 @@ impl Success<'_> {
         }
     }
 
+    fn content(&self) -> String {
+        match self.refusal {
+            true => "I cannot help with that.".to_owned(),
+            false => format!("simulated answer {:016x}", self.item),
+        }
+    }
+
     pub(super) fn json(&self) -> Bytes {
         let Success { item, number, input_tokens: input, output_tokens: output, .. } = *self;
         let (model, stop, total) = (quoted(self.model), self.stop(), input + output);
         let full = !self.empty;
+        let content = self.content();
         match self.dialect {
             _ if self.embeddings => {
-                let count = if full { inputs(self.body) } else { 0 };
+                let count = if full { self.inputs } else { 0 };
                 let mut out = String::from(r#"{"object":"list","data":["#);
                 for i in 0..count {
                     let comma = if i > 0 { "," } else { "" };
@@ -403,7 +462,7 @@ impl Success<'_> {
             }
             Dialect::Anthropic => {
                 let content = match full {
-                    true => format!(r#"{{"type":"text","text":"simulated answer {item:016x}"}}"#),
+                    true => format!(r#"{{"type":"text","text":"{content}"}}"#),
                     false => String::new(),
                 };
                 format!(
@@ -411,10 +470,16 @@ impl Success<'_> {
                 )
             }
             Dialect::OpenAi => {
+                let message = match self.refusal {
+                    true => format!(r#""content":null,"refusal":"{content}""#),
+                    false => format!(r#""content":"{content}""#),
+                };
                 let choice = match full {
-                    true => format!(
-                        r#"{{"index":0,"message":{{"role":"assistant","content":"simulated answer {item:016x}"}},"finish_reason":"{stop}"}}"#
-                    ),
+                    true => {
+                        format!(
+                            r#"{{"index":0,"message":{{"role":"assistant",{message}}},"finish_reason":"{stop}"}}"#
+                        )
+                    }
                     false => String::new(),
                 };
                 format!(
@@ -427,10 +492,11 @@ impl Success<'_> {
 
     /// The same answer in server-sent events: what is sent first, some deltas, what is sent last.
     pub(super) fn events(&self) -> Vec<Bytes> {
-        let Success { item, number, input_tokens: input, output_tokens: output, .. } = *self;
+        let Success { number, input_tokens: input, output_tokens: output, .. } = *self;
         let (model, stop, total) = (quoted(self.model), self.stop(), input + output);
-        let words = ["simulated".to_owned(), " answer".to_owned(), format!(" {item:016x}")];
-        let words = if self.empty { &[][..] } else { &words[..] };
+        let content = self.content();
+        let words: Vec<&str> = if self.empty { Vec::new() } else { content.split_inclusive(' ').collect() };
+        let words = &words[..];
         let mut events = Vec::with_capacity(words.len() + 2);
         match self.dialect {
             Dialect::Anthropic => {
@@ -481,7 +547,8 @@ impl Success<'_> {
                     events.push(chunk(&choice(r#""role":"assistant","content":"""#, "null"), none).into());
                 }
                 for word in words {
-                    events.push(chunk(&choice(&format!(r#""content":"{word}""#), "null"), none).into());
+                    let field = if self.refusal { "refusal" } else { "content" };
+                    events.push(chunk(&choice(&format!(r#""{field}":"{word}""#), "null"), none).into());
                 }
                 let finish = if self.empty { String::new() } else { choice("", &format!("\"{stop}\"")) };
                 let mut last = chunk(&finish, none);
