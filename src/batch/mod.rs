@@ -5,6 +5,7 @@ mod api;
 mod builder;
 mod course;
 mod error;
+mod file;
 mod future;
 mod handle;
 mod law;

@@ -27,9 +27,13 @@ struct Put {
     done: oneshot::Sender<Result<(), StoreError>>,
 }
 
+/// What else is to be done with the tables, by the one who writes; with none if they are not open.
+type Job = Box<dyn FnOnce(Option<&Tables>) + Send>;
+
 #[derive(Default)]
 struct Queue {
     puts: Vec<Put>,
+    jobs: Vec<Job>,
     /// The last handle is gone: what is here is the last group.
     closing: bool,
     /// Nobody takes anything from here any more.
@@ -81,20 +85,44 @@ impl Shared {
         told
     }
 
-    /// The next group; none once there is nothing more to come.
-    fn group(&self) -> Option<Vec<Put>> {
+    /// Does something else with the file, between two groups.
+    #[cfg(feature = "batch")]
+    pub(super) fn ask<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&redb::Database) -> Result<T, redb::Error> + Send + 'static,
+    ) -> oneshot::Receiver<Result<T, StoreError>> {
+        let (done, told) = oneshot::channel();
+        let path = self.path.display().to_string();
+        let job = move |tables: Option<&Tables>| {
+            let not_open = Fault::Damaged("it is not open".to_owned());
+            let asked = tables.map_or(Err(not_open), |tables| tables.ask(ask));
+            let _ = done.send(asked.map_err(|fault| StoreError::new(format!("{path} does not work: {fault:?}"))));
+        };
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue.ended {
+            return told;
+        }
+        queue.jobs.push(Box::new(job));
+        drop(queue);
+        self.arrived.notify_one();
+        told
+    }
+
+    /// The next group, and what else is to be done; none once there is nothing more to come.
+    fn group(&self) -> Option<(Vec<Put>, Vec<Job>)> {
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let mut queue = self
             .arrived
-            .wait_while(queue, |queue| queue.puts.is_empty() && !queue.closing)
+            .wait_while(queue, |queue| queue.puts.is_empty() && queue.jobs.is_empty() && !queue.closing)
             .unwrap_or_else(PoisonError::into_inner);
-        if !self.linger.is_zero() && !queue.closing && queue.puts.len() < FULL {
-            let more = |queue: &mut Queue| !queue.closing && queue.puts.len() < FULL;
+        // Whoever asks for something else is alone with it.
+        let more = |queue: &mut Queue| !queue.closing && queue.jobs.is_empty() && queue.puts.len() < FULL;
+        if !self.linger.is_zero() && more(&mut queue) {
             let waited = self.arrived.wait_timeout_while(queue, self.linger, more);
             queue = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        let puts = mem::take(&mut queue.puts);
-        (!puts.is_empty()).then_some(puts)
+        let (puts, jobs) = (mem::take(&mut queue.puts), mem::take(&mut queue.jobs));
+        (!puts.is_empty() || !jobs.is_empty()).then_some((puts, jobs))
     }
 
     /// Readers have the file as it is now.
@@ -178,14 +206,16 @@ impl Drop for Writer {
 fn run(shared: &Shared, tables: Tables) {
     let mut tables = Some(tables);
     let _end = End(shared);
-    while let Some(group) = shared.group() {
+    while let Some((group, jobs)) = shared.group() {
         let written = match shared.broken.get() {
             Some(broken) => Err(broken.clone()),
+            None if group.is_empty() => Ok(()),
             None => shared.write_somehow(&mut tables, &group).map_err(|fault| shared.broken_by(fault)),
         };
         for put in group {
             let _ = put.done.send(written.clone());
         }
+        jobs.into_iter().for_each(|job| job(tables.as_ref()));
     }
     // Before the file is closed nobody may read it.
     shared.hide();
@@ -201,7 +231,7 @@ impl Drop for End<'_> {
         }
         let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.ended = true;
-        let left = mem::take(&mut queue.puts);
+        let left = (mem::take(&mut queue.puts), mem::take(&mut queue.jobs));
         drop(queue);
         drop(left);
     }
