@@ -324,6 +324,27 @@ async fn a_row_gets_the_answer_it_would_have_had_directly() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_answer_is_as_long_as_its_item_says_only_if_told_so() {
+    async fn lengths(by_item: bool, items: impl Iterator<Item = usize>) -> Vec<u64> {
+        let sim = Sim::new(config(Dialect::Anthropic, rules()).lengths_by_item(by_item)).unwrap();
+        let mut lengths = Vec::new();
+        for item in items {
+            let (_, body) = call(&sim, "POST", "/v1/messages", params(item)).await;
+            lengths.push(body["usage"]["output_tokens"].as_u64().unwrap());
+        }
+        lengths
+    }
+    let mut first = lengths(true, 0..50).await;
+    let mut again = lengths(true, (0..50).rev()).await;
+    again.reverse();
+    assert_eq!(first, again);
+    first.sort_unstable();
+    first.dedup();
+    assert!(first.len() > 20, "{first:?}");
+    assert_ne!(lengths(false, [1, 1, 1].into_iter()).await, [again[1]; 3]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn embeddings_have_batches_in_openais_dialect() {
     let sim = sim(Dialect::OpenAi, rules());
     let body = r#"{"model":"e","input":["a","b","c"]}"#;
@@ -337,6 +358,8 @@ async fn embeddings_have_batches_in_openais_dialect() {
     let (_, direct) = call(&sim, "POST", "/v1/embeddings", body).await;
     assert_eq!(direct["data"].as_array().unwrap().len(), 3);
     assert_eq!(rows["r"]["response"]["body"], direct);
+    let truth = sim.truth().batch();
+    assert_eq!((truth.input_tokens, truth.output_tokens), (body.len().div_ceil(4) as u64, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -345,8 +368,9 @@ async fn what_content_asks_for_has_its_shape() {
     let ask = |word: &str| format!(r#"{{"max_tokens":9,"metadata":{{"simulate":"{word}","x":[1]}}}}"#);
     let (_, refusal) = call(&sim, "POST", "/v1/messages", ask("refusal")).await;
     assert_eq!(refusal["stop_reason"], "refusal");
-    let (_, cut) = call(&sim, "POST", "/v1/messages", ask("max_tokens")).await;
-    assert_eq!((&cut["stop_reason"], &cut["usage"]["output_tokens"]), (&json!("max_tokens"), &json!(9)));
+    let long = ask("max_tokens").replace(":9,", ":5000,");
+    let (_, cut) = call(&sim, "POST", "/v1/messages", long).await;
+    assert_eq!((&cut["stop_reason"], &cut["usage"]["output_tokens"]), (&json!("max_tokens"), &json!(5000)));
     let (_, empty) = call(&sim, "POST", "/v1/messages", ask("empty")).await;
     assert_eq!(empty["content"], json!([]));
     let (status, unknown) = call(&sim, "POST", "/v1/messages", ask("overlaoded")).await;
@@ -493,7 +517,7 @@ async fn an_expired_batch_keeps_what_it_had_finished() {
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_batch_is_canceling_first_and_keeps_what_was_done() {
     for dialect in [Dialect::Anthropic, Dialect::OpenAi] {
-        let sim = sim(dialect, rules().cancel_takes_s(3.0));
+        let sim = sim(dialect, rules().cancel_takes_s(20.0));
         let id = create(&sim, 10).await;
         pass(50.0).await;
         let cancel = format!("{}/cancel", path(&sim, &id));
@@ -503,7 +527,7 @@ async fn a_cancelled_batch_is_canceling_first_and_keeps_what_was_done() {
             _ => (&batch["status"], "cancelling"),
         };
         assert_eq!(status, cancelling);
-        pass(3.0).await;
+        pass(20.0).await;
         let batch = get(&sim, &path(&sim, &id)).await;
         let (rows, _) = results(&sim, &id).await;
         assert_eq!(rows.len(), 10);
@@ -516,7 +540,7 @@ async fn a_cancelled_batch_is_canceling_first_and_keeps_what_was_done() {
             }
             _ => {
                 assert_eq!(batch["status"], "cancelled");
-                assert_eq!((&batch["cancelling_at"], &batch["cancelled_at"]), (&json!(WALL + 50), &json!(WALL + 53)));
+                assert_eq!((&batch["cancelling_at"], &batch["cancelled_at"]), (&json!(WALL + 50), &json!(WALL + 70)));
                 rows.values().filter(|row| row["error"]["code"] == "batch_cancelled").count()
             }
         };
