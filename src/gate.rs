@@ -63,11 +63,29 @@ struct State<A> {
     law: A,
     line: Line,
     clock: Clock,
-    alarm: Alarm,
+    /// When the alarm rings, if it is set or somebody is about to set it.
+    armed: Option<Instant>,
+    /// How often it was armed.
+    arming: u64,
+    /// The alarm. Never polled under this lock, though it lives here: a timer that is due meanwhile rings from within its own
+    /// poll, and the bell wants the lock.
+    sleep: Option<Alarm>,
 }
+
+type Alarm = Pin<Box<Sleep>>;
 
 pub(crate) struct Gate<A> {
     state: Mutex<State<A>>,
+    bell: Waker,
+}
+
+/// What is to be done once the state's lock is released.
+#[derive(Default)]
+#[must_use = "a call that is not woken is lost"]
+struct Next {
+    calls: Calls,
+    /// To be set, and the how many-eth it is.
+    alarm: Option<(Alarm, u64)>,
 }
 
 impl<A: Admission> Gate<A> {
@@ -77,8 +95,11 @@ impl<A: Admission> Gate<A> {
                 law,
                 line: Line::default(),
                 clock: Clock { seen: Instant::now() },
-                alarm: Alarm { armed: None, waker: Waker::from(Arc::new(Bell(gate.clone()))) },
+                armed: None,
+                arming: 0,
+                sleep: None,
             }),
+            bell: Waker::from(Arc::new(Bell(gate.clone()))),
         })
     }
 
@@ -96,18 +117,18 @@ impl<A: Admission> Gate<A> {
         let mut guard = self.lock();
         let state = &mut *guard;
         if let Some(grant) = state.pass(place.ticket) {
-            let (mut old_waker, mut calls) = (None, Calls::default());
+            let (mut old_waker, mut next) = (None, Next::default());
             if !state.line.is_empty() {
                 if let Some(ticket) = place.ticket.take() {
                     place.gate = None;
                     (_, old_waker) = state.line.leave(ticket);
                     state.count();
                 }
-                calls = state.announce(0);
+                next = state.announce(0);
             }
             drop(guard);
+            self.see_to(next);
             drop(old_waker);
-            calls.wake();
             return Poll::Ready(grant);
         }
         if place.ticket.is_none() {
@@ -116,12 +137,13 @@ impl<A: Admission> Gate<A> {
         let old_waker = state.line.wait(&mut place.ticket, 0, cx.waker());
         state.count();
         // Whoever waits is polled in a runtime that runs; the one that kept the time so far may not run any more.
-        state.alarm.armed = None;
+        state.armed = None;
+        let old_alarm = state.sleep.take();
         // Somebody before us may have been called and not come: whoever has to wait passes the call on.
-        let calls = state.announce(1);
+        let next = state.announce(1);
         drop(guard);
-        drop(old_waker);
-        calls.wake();
+        self.see_to(next);
+        drop((old_waker, old_alarm));
         Poll::Pending
     }
 
@@ -141,9 +163,9 @@ impl<A: Admission> Gate<A> {
         let state = &mut *guard;
         let value = change(&mut state.law, &mut state.clock);
         if !state.line.is_empty() {
-            let calls = state.announce(0);
+            let next = state.announce(0);
             drop(guard);
-            calls.wake();
+            self.see_to(next);
         }
         value
     }
@@ -157,10 +179,33 @@ impl<A: Admission> Gate<A> {
         let mut state = self.lock();
         let (was_called, waker) = state.line.leave(ticket);
         state.count();
-        let calls = if was_called { state.announce(0) } else { Calls::default() };
+        let next = if was_called { state.announce(0) } else { Next::default() };
         drop(state);
+        self.see_to(next);
         drop(waker);
+    }
+
+    /// Wakes who is called, and sets the alarm. Under no lock.
+    fn see_to(&self, Next { calls, alarm }: Next) {
         calls.wake();
+        if let Some((mut alarm, arming)) = alarm {
+            // Outside the coop budget, which would have it ring at once.
+            let mut sleep = tokio::task::unconstrained(alarm.as_mut());
+            let due = Pin::new(&mut sleep).poll(&mut Context::from_waker(&self.bell)).is_ready();
+            let mut state = self.lock();
+            // It may have rung meanwhile, or somebody has set it anew.
+            let is_ours = state.armed.is_some() && state.arming == arming;
+            let calls = if is_ours && due {
+                state.armed = None;
+                state.line.call(1)
+            } else {
+                Calls::default()
+            };
+            let spare = if is_ours && !due { state.sleep.replace(alarm) } else { Some(alarm) };
+            drop(state);
+            drop(spare);
+            calls.wake();
+        }
     }
 }
 
@@ -184,17 +229,27 @@ impl<A: Admission> State<A> {
         self.law.waiting(self.line.len());
     }
 
-    /// Calls those who can pass, or sets the alarm.
-    fn announce(&mut self, at_least: usize) -> Calls {
+    /// Calls those who can pass, or has the alarm set.
+    fn announce(&mut self, at_least: usize) -> Next {
         if self.line.uncalled() == 0 {
-            return Calls::default();
+            return Next::default();
         }
-        match self.free() {
-            0 => match self.law.opens_at(self.clock.seen) {
-                Some(at) if self.alarm.set(at) => self.line.call(1),
-                _ => Calls::default(),
-            },
-            free => self.line.call_for(free, at_least),
+        let free = self.free();
+        if free > 0 {
+            return Next { calls: self.line.call_for(free, at_least), alarm: None };
+        }
+        match self.law.opens_at(self.clock.seen) {
+            None => Next::default(),
+            Some(at) if self.armed == Some(at) => Next::default(),
+            // A slot given back outside a runtime: no timer can be had here, so a waiter has to set it.
+            Some(_) if tokio::runtime::Handle::try_current().is_err() => Next { calls: self.line.call(1), alarm: None },
+            Some(at) => {
+                // Always a new timer, of the runtime that is here.
+                let alarm = Box::pin(tokio::time::sleep_until(at));
+                self.armed = Some(at);
+                self.arming += 1;
+                Next { calls: Calls::default(), alarm: Some((alarm, self.arming)) }
+            }
         }
     }
 }
@@ -220,33 +275,7 @@ impl<A: Admission> Drop for Place<A> {
     }
 }
 
-/// One timer, owned by the state it belongs to. It rings the state, never a particular waiter.
-struct Alarm {
-    armed: Option<(Instant, Pin<Box<Sleep>>)>,
-    waker: Waker,
-}
-
-impl Alarm {
-    /// Sets the alarm; true if somebody must be called instead: the time has come already, or no timer can be had here
-    /// (a slot given back outside a runtime), so that a waiter has to set it.
-    fn set(&mut self, at: Instant) -> bool {
-        match &self.armed {
-            Some((was, _)) if *was == at => return false,
-            _ if tokio::runtime::Handle::try_current().is_err() => return true,
-            _ => {}
-        }
-        // Always a new timer: one that is set anew to a time just passed rings at once, under the very lock that the bell wants.
-        let (_, sleep) = self.armed.insert((at, Box::pin(tokio::time::sleep_until(at))));
-        // Outside the coop budget, for the same reason.
-        let mut sleep = tokio::task::unconstrained(sleep.as_mut());
-        let due = Pin::new(&mut sleep).poll(&mut Context::from_waker(&self.waker)).is_ready();
-        if due {
-            self.armed = None;
-        }
-        due
-    }
-}
-
+/// What the alarm rings: the state, never a particular waiter.
 struct Bell<A>(Weak<Gate<A>>);
 
 impl<A: Admission> Wake for Bell<A> {
@@ -257,7 +286,7 @@ impl<A: Admission> Wake for Bell<A> {
     fn wake_by_ref(self: &Arc<Self>) {
         let Some(gate) = self.0.upgrade() else { return };
         let mut state = gate.lock();
-        state.alarm.armed = None;
+        state.armed = None;
         let now = state.clock.read();
         let calls = match state.law.free(now) {
             // It rang early: the runtime that kept the time is ending. Whoever still waits lives in another and sets it there.
@@ -491,22 +520,41 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_alarm_set_anew_never_rings_while_it_is_set() {
-        // Setting happens under the lock that the bell wants.
-        struct Rung(std::sync::atomic::AtomicBool);
-        impl Wake for Rung {
-            fn wake(self: Arc<Self>) {
-                self.0.store(true, std::sync::atomic::Ordering::SeqCst);
+    async fn an_alarm_that_is_due_when_it_is_set_calls_one() {
+        let gate = gate(1, 30);
+        let mut waiters = [waiter(), waiter()];
+        gate.update(|law, _| law.from = Instant::now());
+        let next = {
+            let mut guard = gate.lock();
+            // The clock went on between the look at it and this.
+            guard.armed = Some(Instant::now());
+            guard.arming += 1;
+            Next {
+                calls: Calls::default(),
+                alarm: Some((Box::pin(tokio::time::sleep_until(Instant::now())), guard.arming)),
             }
+        };
+        gate.update(|law, _| law.from += Duration::from_secs(60));
+        for waiter in &mut waiters {
+            let mut ticket = None;
+            waiter.enter(|cx, _| drop(gate.lock().line.wait(&mut ticket, 0, cx.waker())));
         }
-        let rung = Arc::new(Rung(false.into()));
-        let mut alarm = Alarm { armed: None, waker: Waker::from(rung.clone()) };
-        let start = Instant::now();
-        assert!(!alarm.set(start + Duration::from_secs(30)));
-        tokio::time::advance(Duration::from_secs(10)).await;
-        // The clock went on between the look at it and this.
-        assert!(alarm.set(start + Duration::from_secs(9)), "somebody must be called instead");
-        assert!(!rung.0.load(std::sync::atomic::Ordering::SeqCst));
+        gate.see_to(next);
+        assert_eq!(waiters.each_ref().map(|waiter| waiter.is_woken()), [true, false]);
+        assert_eq!(gate.lock().armed, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_two_who_set_the_alarm_at_once_the_last_counts() {
+        let gate = gate(1, 9);
+        let mut first = waiter();
+        assert_pending!(poll(&gate, &mut first));
+        gate.lock().armed = None;
+        let late = gate.lock().announce(0);
+        gate.update(|law, _| law.from = Instant::now() + Duration::from_secs(3));
+        gate.see_to(late);
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert!(first.is_woken());
     }
 
     #[tokio::test(start_paused = true)]

@@ -38,6 +38,8 @@ use tower_quota::{
 const IDS: usize = 300;
 /// Slots of each of the two orgs. No more than twice as many ids are alive at once.
 const CAP: usize = 10;
+/// The journal, and what was put into it last.
+const JOURNAL: [&str; 2] = ["out.jsonl.journal", "out.jsonl.journal.tail"];
 /// Kills of a run, at most.
 const KILLS: usize = 3;
 
@@ -323,9 +325,11 @@ async fn every_id_has_one_line_and_nothing_that_was_kept_is_asked_for_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_journal_cut_off_anywhere_costs_calls_and_nothing_else() {
     campaigns(10_001, |run| {
-        if let Ok(length) = std::fs::metadata(run.path("out.jsonl.journal")).map(|it| it.len()) {
-            let file = std::fs::OpenOptions::new().write(true).open(run.path("out.jsonl.journal")).unwrap();
-            file.set_len(run.rng.u64(0..=length)).unwrap();
+        for kept in JOURNAL {
+            if let Ok(length) = std::fs::metadata(run.path(kept)).map(|it| it.len()) {
+                let file = std::fs::OpenOptions::new().write(true).open(run.path(kept)).unwrap();
+                file.set_len(run.rng.u64(0..=length)).unwrap();
+            }
         }
         false
     })
@@ -335,14 +339,15 @@ async fn a_journal_cut_off_anywhere_costs_calls_and_nothing_else() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flipped_bits_in_the_journal_cost_calls_and_nothing_else() {
     campaigns(20_001, |run| {
-        if let Ok(mut bytes) = std::fs::read(run.path("out.jsonl.journal")) {
+        for kept in JOURNAL {
+            let Ok(mut bytes) = std::fs::read(run.path(kept)) else { continue };
             for _ in 0..run.rng.usize(1..20) {
                 let at = run.rng.usize(0..bytes.len().max(1));
                 if let Some(byte) = bytes.get_mut(at) {
                     *byte ^= 1 << run.rng.u8(0..8);
                 }
             }
-            std::fs::write(run.path("out.jsonl.journal"), bytes).unwrap();
+            std::fs::write(run.path(kept), bytes).unwrap();
         }
         // The answers that only the journal has must come from it, or from the provider again.
         let _ = std::fs::remove_file(run.path("out.jsonl")).and_then(|()| std::fs::write(run.path("out.jsonl"), ""));

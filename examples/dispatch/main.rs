@@ -156,6 +156,7 @@ async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
     let same = |a: &Path, b: &Path| a == b || whereabouts(a).is_some_and(|a| whereabouts(b).is_some_and(|b| a == b));
     let headroom_file = args.headroom_file.clone().or_else(status::from_env);
     let journal = kept::path(args);
+    let tail = journal.as_deref().map(kept::tail);
     let files = [
         ("--input", Some(input)),
         ("--template", args.template.as_deref()),
@@ -163,6 +164,7 @@ async fn work(args: &Args, input: &Path) -> Result<u8, Failure> {
         ("--output", args.output.as_deref()),
         ("--ordered", args.ordered.as_deref()),
         ("--journal", journal.as_deref()),
+        ("the journal's tail", tail.as_deref()),
         ("--report", args.report.as_deref()),
         ("--prices", args.prices.as_deref()),
         ("--plot", args.plot.as_deref()),

@@ -492,7 +492,13 @@ async fn a_journal_answers_where_the_output_is_gone_and_fresh_sets_it_aside() {
 async fn files_that_are_not_there_yet_are_known_to_be_the_same() {
     let bench = bench().await;
     bench.input(&bench.lines(0..2));
-    for more in [["--plot", "./out.jsonl"], ["--plot", "./out.jsonl.journal"], ["--journal", "./out.jsonl"]] {
+    let same = [
+        ["--plot", "./out.jsonl"],
+        ["--plot", "./out.jsonl.journal"],
+        ["--plot", "./out.jsonl.journal.tail"],
+        ["--journal", "./out.jsonl"],
+    ];
+    for more in same {
         let (code, said) = bench.run(&more).await;
         assert!(code == 2 && said.contains("are the same file"), "{more:?}: {said}");
     }

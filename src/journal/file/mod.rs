@@ -13,8 +13,10 @@
 //! | SQLite (WAL, groups of 64) | 14 s for each 200,000 | |
 //! | fjall 3 (a folder of files, several threads) | 18 s | 154 MB |
 //!
-//! So entries are appended, and keys that are not yet in the index are held in memory, at most [`index_after`](FileStoreBuilder::index_after)
-//! of them; then all go in at once, in order. At open, those that the index lacks are read back from the entries.
+//! A commit costs what it costs, however little is in it. So what is put goes into a *tail* first, a plain file beside this one to which
+//! entries are appended; when there are [`index_after`](FileStoreBuilder::index_after) of them they go into the tables in one stroke, in
+//! blocks of 64 KiB, and their keys in order. At open, and when the store is closed, what is in the tail goes there too, so that a store
+//! that is closed is one file.
 //!
 //! `cargo bench --bench journal`, a million requests through the layer, 256 at once, on two cores that others used too: 180 s, and 122 s to
 //! answer them all from the file after a kill, 34 µs and 17 µs of processor time each; opened after the kill in 0.13 s; peak memory 44 MB, the
@@ -22,13 +24,13 @@
 //!
 //! # What it promises
 //!
-//! A put resolves after the commit that wrote it, and each commit is synced to the disk. Neither a kill nor a power cut takes an entry that a
-//! caller has seen. There is no option to sync less often: redb without its sync may lose the whole file in a power cut, not the last
-//! 100 ms, and its commits without durability do not outlive a kill either. A sync is shared by all that arrived meanwhile, so that
-//! it costs little.
+//! A put resolves when its entry is in the tail's file: no kill takes an entry that a caller has seen. A power cut may take those of the last
+//! [`sync_every`](FileStoreBuilder::sync_every); they are sent again, as is what is damaged. What has gone into the tables is synced before
+//! the tail lets go of it.
 
 mod salvage;
 mod tables;
+mod tail;
 mod writer;
 
 use std::{
@@ -47,7 +49,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use self::{
-    tables::{Fault, Recent, Tables},
+    tables::{Fault, Tables},
     writer::{Shared, Writer},
 };
 use crate::{
@@ -60,6 +62,8 @@ use crate::{
 ///
 /// All clones are one store; the thread ends, and the file is closed, when the last one is dropped: what was put is written before that,
 /// and the drop waits for it. Reads are made in place, on the caller's thread: from the cache, or one or two pages from the disk.
+///
+/// While it is open there is a second file beside it, `NAME.tail`, with what was put last; a kill leaves it there, and it belongs to the first.
 ///
 /// The file is for one process at a time; one that died does not keep it. A file that was damaged is set aside as `NAME.damaged` (then
 /// `.damaged.2`, and so on) when that shows, at open or when it is written to; what is whole in it goes into a fresh one, and a warning is
@@ -92,7 +96,13 @@ impl FileStore {
 
     /// Starts from the defaults.
     pub fn builder(path: impl Into<PathBuf>) -> FileStoreBuilder {
-        FileStoreBuilder { path: path.into(), cache: 16 << 20, index_after: 32_768, linger: Duration::from_millis(5) }
+        FileStoreBuilder {
+            path: path.into(),
+            cache: 16 << 20,
+            index_after: 32_768,
+            linger: Duration::from_millis(2),
+            sync_every: Duration::from_millis(100),
+        }
     }
 
     /// Where the file is.
@@ -107,13 +117,13 @@ impl FileStore {
 
     fn find(&self, key: &Key) -> Result<Option<Bytes>, Fault> {
         let shared = self.shared();
-        let recent = shared.recent.read().unwrap_or_else(PoisonError::into_inner).get(key).copied();
-        // After the keys that the index lacks: those that have left them are in it by now.
-        let Some(view) = shared.view.read().unwrap_or_else(PoisonError::into_inner).clone() else { return Ok(None) };
-        match recent {
-            Some(number) => view.entry(number, key),
-            None => view.number(key).and_then(|number| number.map_or(Ok(None), |number| view.entry(number, key))),
+        let in_tail = shared.places.lock().unwrap_or_else(PoisonError::into_inner).entry(key, &shared.path);
+        if let Some(entry) = in_tail.map_err(salvage::failed)? {
+            return Ok(Some(entry));
         }
+        // After the tail: what has left it is in the tables by now.
+        let Some(view) = shared.view.read().unwrap_or_else(PoisonError::into_inner).clone() else { return Ok(None) };
+        view.position(key)?.map_or(Ok(None), |position| view.entry(position, key))
     }
 }
 
@@ -219,6 +229,7 @@ pub struct FileStoreBuilder {
     cache: usize,
     index_after: usize,
     linger: Duration,
+    sync_every: Duration,
 }
 
 impl FileStoreBuilder {
@@ -228,16 +239,23 @@ impl FileStoreBuilder {
         self
     }
 
-    /// After how many entries their keys go into the index; until then each takes some 50 bytes of memory. The more at once, the less is
-    /// written. Default 32,768; at least 1.
+    /// After how many entries the tail goes into the tables; until then each takes some 60 bytes of memory. The more at once, the less is
+    /// written. Default 32,768; at least 1. A tail of 64 MiB goes in any case.
     pub fn index_after(mut self, entries: usize) -> Self {
         self.index_after = entries;
         self
     }
 
-    /// How long an entry waits for others that may share its commit. Default 5 ms, which is nothing beside an answer; at most 1 s.
+    /// How long an entry waits for others that may be written with it. Default 2 ms, which is nothing beside an answer; at most 1 s.
     pub fn linger(mut self, linger: Duration) -> Self {
         self.linger = linger;
+        self
+    }
+
+    /// How far back a power cut may reach, or whatever else stops the machine and not only the process: what was put within this time
+    /// before it may be lost, and is sent again. Default 100 ms; at most an hour. With zero every put waits for the disk.
+    pub fn sync_every(mut self, time: Duration) -> Self {
+        self.sync_every = time;
         self
     }
 
@@ -246,19 +264,24 @@ impl FileStoreBuilder {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(self) -> Result<FileStore, OpenError> {
-        let FileStoreBuilder { path, cache, index_after, linger } = self;
+        let FileStoreBuilder { path, cache, index_after, linger, sync_every } = self;
         let checks = [
             ("cache", cache >= 1 << 20, "must be at least 1 MiB"),
             ("index_after", index_after >= 1, "must be at least 1"),
             ("linger", linger <= Duration::from_secs(1), "must be at most a second: callers wait for it"),
+            ("sync_every", sync_every <= Duration::from_secs(3600), "must be at most an hour"),
         ];
         if let Some((field, _, problem)) = checks.into_iter().find(|(_, fine, _)| !fine) {
             return Err(OpenError::Config(BuildError::new(field, problem)));
         }
         let problem = |fault: Fault| OpenError::of(&path, fault);
         let failed = |source| OpenError::Io { path: path.clone(), source };
+        let tail = tail::path(&path);
+        if !tail::is_ours(&tail).map_err(failed)? {
+            return Err(OpenError::NotAJournal { path: tail });
+        }
         salvage::finish(&path).map_err(failed)?;
-        let (tables, recent) = match Tables::open(&path, cache) {
+        let tables = match Tables::open(&path, cache) {
             Err(Fault::NotOurs) if salvage::has_entry(&path).map_err(failed)? => {
                 salvaged(&path, cache, index_after, "its tables have other names").map_err(problem)?
             }
@@ -272,18 +295,18 @@ impl FileStoreBuilder {
         };
         // A power cut leaves its name too.
         salvage::synced_folder(&path);
-        let shared = Shared::new(path.clone(), cache, index_after, linger, recent);
+        let shared = Shared::new(path.clone(), cache, index_after, linger, sync_every);
         let writer = Writer::start(shared, tables).map_err(problem)?;
         Ok(FileStore { writer: Arc::new(writer) })
     }
 }
 
 /// Sets a damaged file aside, and says so.
-fn salvaged(path: &Path, cache: usize, index_after: usize, why: &str) -> Result<(Tables, Recent), Fault> {
+fn salvaged(path: &Path, cache: usize, index_after: usize, why: &str) -> Result<Tables, Fault> {
     let saved = salvage::salvage(path, cache, index_after)?;
     let (file, aside) = (path.display(), saved.aside.display());
     tracing::warn!(%file, %aside, entries = saved.entries, why, "the journal was damaged: what was whole in it is kept, the rest will be sent again");
-    Ok((saved.tables, saved.recent))
+    Ok(saved.tables)
 }
 
 /// Why a [`FileStore`] cannot be opened.

@@ -8,25 +8,22 @@ use std::{
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
-    sync::{PoisonError, RwLock},
 };
 
-use bytes::Bytes;
 use memchr::memmem;
 
-use super::tables::{Fault, Recent, Tables};
+use super::tables::{Bulk, Fault, Tables};
 use crate::journal::{Key, seal};
 
 /// What the file of the engine begins with.
 const ENGINE: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
 
-/// How much is read at once, and written at once.
-const STRETCH: usize = 4 << 20;
+/// How much is read at once.
+const STRETCH: usize = 1 << 20;
 
 /// What came of it.
 pub(super) struct Saved {
     pub(super) tables: Tables,
-    pub(super) recent: Recent,
     pub(super) entries: u64,
     /// Where the damaged file is now.
     pub(super) aside: PathBuf,
@@ -79,26 +76,8 @@ pub(super) fn finish(path: &Path) -> io::Result<()> {
 }
 
 fn save(path: &Path, fresh: &Path, cache: usize, index_after: usize) -> Result<Saved, Fault> {
-    let (mut tables, recent) = Tables::open(fresh, cache)?;
-    let recent = RwLock::new(recent);
-    let (mut entries, mut size, mut group, mut written) = (0, 0, vec![], Ok::<(), Fault>(()));
-    let mut write = |group: &mut Vec<(Key, Bytes)>| {
-        tables.write(group.iter().map(|(key, entry)| (key, &entry[..])), &recent, index_after)?.note(&recent);
-        group.clear();
-        Ok::<(), Fault>(())
-    };
-    each_entry(path, |key, entry| {
-        (entries, size) = (entries + 1, size + entry.len());
-        group.push((key, Bytes::copy_from_slice(entry)));
-        if size >= STRETCH {
-            size = 0;
-            written = write(&mut group);
-        }
-        written.is_ok()
-    })
-    .map_err(failed)?;
-    written?;
-    write(&mut group)?;
+    let mut tables = Tables::open(fresh, cache)?;
+    let entries = each_into(path, &mut tables, index_after)?;
     let aside = set_aside(path).map_err(failed)?;
     if let Err(error) = fs::rename(fresh, path) {
         // Without second names the file has lost its own.
@@ -108,15 +87,39 @@ fn save(path: &Path, fresh: &Path, cache: usize, index_after: usize) -> Result<S
         return Err(failed(error));
     }
     synced_folder(path);
-    let recent = recent.into_inner().unwrap_or_else(PoisonError::into_inner);
-    Ok(Saved { tables, recent, entries, aside })
+    Ok(Saved { tables, entries, aside })
 }
 
-fn failed(error: io::Error) -> Fault {
+/// Writes each whole entry of a file into the tables, so many in one stroke. How many there were.
+pub(super) fn each_into(path: &Path, tables: &mut Tables, at_once: usize) -> Result<u64, Fault> {
+    let mut entries = 0;
+    let mut bulk: Option<Bulk> = None;
+    let mut written = Ok(());
+    each_entry(path, |key, entry| {
+        entries += 1;
+        let mut push = || {
+            let open = match &mut bulk {
+                Some(open) => open,
+                none => none.insert(tables.begin()?),
+            };
+            open.push(key, entry)?;
+            let is_full = open.len() >= at_once;
+            bulk.take_if(|_| is_full).map_or(Ok(()), |full| full.commit(tables))
+        };
+        written = push();
+        written.is_ok()
+    })
+    .map_err(failed)?;
+    written?;
+    bulk.map_or(Ok(()), |rest| rest.commit(tables))?;
+    Ok(entries)
+}
+
+pub(super) fn failed(error: io::Error) -> Fault {
     Fault::Failed(redb::Error::Io(error))
 }
 
-fn remove(path: &Path) -> Result<(), Fault> {
+pub(super) fn remove(path: &Path) -> Result<(), Fault> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
         _ => Ok(()),
@@ -124,7 +127,7 @@ fn remove(path: &Path) -> Result<(), Fault> {
 }
 
 /// The path with `ending` after its name.
-fn beside(path: &Path, ending: &str) -> PathBuf {
+pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
     name.into()

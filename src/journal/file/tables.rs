@@ -1,24 +1,47 @@
 //! The file's tables, and everything that is asked of its engine: no panic and no error of its own comes out of here.
 
 use std::{
-    collections::HashMap,
     io::ErrorKind,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
-    sync::{PoisonError, RwLock},
 };
 
 use bytes::Bytes;
-use redb::{Database, ReadOnlyTable, ReadableDatabase, ReadableTable, TableDefinition, TableHandle};
+use redb::{Database, ReadOnlyTable, ReadableDatabase, ReadableTable, TableDefinition, TableHandle, WriteTransaction};
 
 use crate::journal::{Key, seal};
 
-/// The entries, under a running number.
-const ENTRIES: TableDefinition<u64, &[u8]> = TableDefinition::new("entries");
-/// The numbers of entries by their keys, up to a number.
+/// Entries one after another, block by block, under a running number.
+const BLOCKS: TableDefinition<u64, &[u8]> = TableDefinition::new("blocks");
+/// Where entries stand, by their keys.
 const INDEX: TableDefinition<[u8; 32], u64> = TableDefinition::new("index");
-/// Up to which number the index goes.
-const INDEXED: TableDefinition<(), u64> = TableDefinition::new("indexed");
+
+/// How long a block may be that holds more than one entry. The engine keeps it in a page whose size is a power of two, with what it
+/// says of the page itself: a little less than that wastes least.
+const BLOCK: usize = (64 << 10) - 128;
+
+/// Where an entry stands: in which block, and how many bytes from its begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Position(u64);
+
+/// So many blocks have a position.
+const MOST_BLOCKS: u64 = 1 << (u64::BITS - Position::OFFSET_BITS);
+
+impl Position {
+    const OFFSET_BITS: u32 = BLOCK.ilog2() + 1;
+
+    const fn new(block: u64, offset: usize) -> Self {
+        Position(block << Self::OFFSET_BITS | offset as u64)
+    }
+
+    const fn block(self) -> u64 {
+        self.0 >> Self::OFFSET_BITS
+    }
+
+    const fn offset(self) -> usize {
+        (self.0 & ((1 << Self::OFFSET_BITS) - 1)) as usize
+    }
+}
 
 /// What went wrong with the file.
 #[derive(Debug)]
@@ -79,70 +102,45 @@ impl<T> Drop for Held<T> {
 /// An open file, for its one writer.
 pub(super) struct Tables {
     database: Held<Database>,
-    /// The number of the next entry.
+    /// The number of the next block.
     next: u64,
 }
-
-/// The numbers of entries whose keys the index lacks.
-pub(super) type Recent = HashMap<Key, u64>;
 
 /// The file as of one moment, for readers.
 pub(super) struct View(Held<Reading>);
 
 struct Reading {
-    entries: ReadOnlyTable<u64, &'static [u8]>,
+    blocks: ReadOnlyTable<u64, &'static [u8]>,
     index: ReadOnlyTable<[u8; 32], u64>,
 }
 
 impl Tables {
     /// Opens a file, or makes one.
-    pub(super) fn open(path: &Path, cache: usize) -> Result<(Self, Recent), Fault> {
+    pub(super) fn open(path: &Path, cache: usize) -> Result<Self, Fault> {
         caught(|| {
             let database = Held(Some(Database::builder().set_cache_size(cache).create(path)?));
             let before = database.get().begin_read()?;
             let names: Vec<String> = before.list_tables()?.map(|table| table.name().to_owned()).collect();
-            let ours = [ENTRIES.name(), INDEX.name(), INDEXED.name()];
+            let ours = [BLOCKS.name(), INDEX.name()];
             // One of them may have a flipped bit.
-            let known = names.iter().filter(|name| ours.contains(&name.as_str())).count() >= 2;
+            let known = names.iter().any(|name| ours.contains(&name.as_str()));
             if !(names.is_empty() || known) || before.list_multimap_tables()?.next().is_some() {
                 return Err(Fault::NotOurs);
             }
             before.close()?;
-            let making = database.get().begin_write()?;
-            making.open_table(ENTRIES)?;
-            making.open_table(INDEX)?;
-            let is_new = making.open_table(INDEXED)?.get(())?.is_none();
-            if is_new {
-                making.open_table(INDEXED)?.insert((), 0)?;
+            if names.len() < ours.len() {
+                let making = database.get().begin_write()?;
+                making.open_table(BLOCKS)?;
+                making.open_table(INDEX)?;
                 making.commit()?;
-            } else {
-                making.abort()?;
             }
             let reading = database.get().begin_read()?;
-            let entries = reading.open_table(ENTRIES)?;
-            let indexed = reading.open_table(INDEXED)?.get(())?.map_or(0, |number| number.value());
-            let next = match entries.last()? {
+            reading.open_table(INDEX)?;
+            let next = match reading.open_table(BLOCKS)?.last()? {
                 Some((last, _)) => last.value().checked_add(1).ok_or_else(out_of_order)?,
                 None => 0,
             };
-            if indexed > next {
-                return Err(out_of_order());
-            }
-            let mut recent = Recent::new();
-            let mut before = None;
-            for entry in entries.range(indexed..)? {
-                let (number, entry) = entry?;
-                let number = number.value();
-                // Pages that point to one another would be walked for ever.
-                if before.is_some_and(|before| before >= number) || number >= next {
-                    return Err(out_of_order());
-                }
-                before = Some(number);
-                if let Some((key, ..)) = seal::head(entry.value()) {
-                    recent.insert(key, number);
-                }
-            }
-            Ok((Tables { database, next }, recent))
+            Ok(Tables { database, next })
         })
     }
 
@@ -150,84 +148,100 @@ impl Tables {
     pub(super) fn view(&self) -> Result<View, Fault> {
         caught(|| {
             let reading = self.database.get().begin_read()?;
-            let entries = reading.open_table(ENTRIES)?;
-            Ok(View(Held(Some(Reading { entries, index: reading.open_table(INDEX)? }))))
+            let blocks = reading.open_table(BLOCKS)?;
+            Ok(View(Held(Some(Reading { blocks, index: reading.open_table(INDEX)? }))))
         })
     }
 
-    /// Writes a group and waits until the disk has it: all or nothing. Those of its keys that the index lacks then are added to `recent`;
-    /// if that would be `index_after` or more, they and all the others go into the index in the same stroke.
-    pub(super) fn write<'a>(
-        &mut self,
-        group: impl ExactSizeIterator<Item = (&'a Key, &'a [u8])>,
-        recent: &RwLock<Recent>,
-        index_after: usize,
-    ) -> Result<Written, Fault> {
-        let next = self.next.checked_add(group.len() as u64).ok_or_else(out_of_order)?;
-        let mut keys = Vec::with_capacity(group.len());
-        let recent = recent.read().unwrap_or_else(PoisonError::into_inner);
-        let indexed = recent.len() + group.len() >= index_after;
+    /// Begins to write: all that is pushed, or nothing.
+    pub(super) fn begin(&self) -> Result<Bulk, Fault> {
         caught(|| {
             let mut writing = self.database.get().begin_write()?;
-            // The state of the file goes with every commit, so that opening it after a kill takes no walk through all of it.
+            // The state of the file goes with the commit, so that opening it after a kill takes no walk through all of it.
             writing.set_quick_repair(true);
-            {
-                let mut entries = writing.open_table(ENTRIES)?;
-                for (number, (key, entry)) in (self.next..).zip(group) {
-                    entries.insert(number, entry)?;
-                    keys.push((*key, number));
-                }
-            }
-            if indexed {
-                keys.extend(recent.iter().map(|(key, number)| (*key, *number)));
-                // In order, so that each of its pages is written once. The later of two comes last, and stays.
-                keys.sort_unstable();
-                let mut index = writing.open_table(INDEX)?;
-                for (key, number) in keys.drain(..) {
-                    index.insert(key.as_bytes(), number)?;
-                }
-                drop(index);
-                writing.open_table(INDEXED)?.insert((), next)?;
-            }
-            writing.commit()?;
-            Ok(())
-        })?;
-        self.next = next;
-        Ok(Written { keys, indexed })
+            Ok(Bulk { writing: Held(Some(writing)), next: self.next, block: Vec::with_capacity(BLOCK), keys: vec![] })
+        })
     }
 }
 
-/// What became of the keys of a group.
-pub(super) struct Written {
-    /// Those that the index lacks.
-    keys: Vec<(Key, u64)>,
-    /// Whether it lacks none but these.
-    indexed: bool,
+/// Entries on their way into the file. Dropped, nothing of it was.
+pub(super) struct Bulk {
+    writing: Held<WriteTransaction>,
+    next: u64,
+    block: Vec<u8>,
+    keys: Vec<(Key, Position)>,
 }
 
-impl Written {
-    /// Once readers have a view with the group in it.
-    pub(super) fn note(self, recent: &RwLock<Recent>) {
-        let mut recent = recent.write().unwrap_or_else(PoisonError::into_inner);
-        if self.indexed {
-            *recent = Recent::new();
+impl Bulk {
+    pub(super) fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    pub(super) fn push(&mut self, key: Key, entry: &[u8]) -> Result<(), Fault> {
+        if !self.block.is_empty() && self.block.len() + entry.len() > BLOCK {
+            self.write_block()?;
         }
-        recent.extend(self.keys);
+        self.keys.push((key, Position::new(self.next, self.block.len())));
+        self.block.extend_from_slice(entry);
+        Ok(())
+    }
+
+    fn write_block(&mut self) -> Result<(), Fault> {
+        if self.next >= MOST_BLOCKS {
+            return Err(out_of_order());
+        }
+        let Bulk { writing, next, block, .. } = self;
+        caught(|| {
+            writing.get().open_table(BLOCKS)?.insert(*next, &block[..])?;
+            Ok(())
+        })?;
+        *next += 1;
+        block.clear();
+        block.shrink_to(BLOCK);
+        Ok(())
+    }
+
+    /// Waits until the disk has it.
+    pub(super) fn commit(mut self, tables: &mut Tables) -> Result<(), Fault> {
+        if self.keys.is_empty() {
+            return Ok(());
+        }
+        self.write_block()?;
+        let Bulk { mut writing, next, mut keys, .. } = self;
+        caught(|| {
+            // In order, so that each page of the index is written once. The later of two comes last, and stays.
+            keys.sort_unstable();
+            let mut index = writing.get().open_table(INDEX)?;
+            for (key, position) in keys {
+                index.insert(key.as_bytes(), position.0)?;
+            }
+            drop(index);
+            if let Some(writing) = writing.0.take() {
+                writing.commit()?;
+            }
+            Ok(())
+        })?;
+        tables.next = next;
+        Ok(())
     }
 }
 
 impl View {
-    /// The number under which the index has a key.
-    pub(super) fn number(&self, key: &Key) -> Result<Option<u64>, Fault> {
-        caught(|| Ok(self.0.get().index.get(key.as_bytes())?.map(|number| number.value())))
+    /// Where the index has a key.
+    pub(super) fn position(&self, key: &Key) -> Result<Option<Position>, Fault> {
+        caught(|| Ok(self.0.get().index.get(key.as_bytes())?.map(|position| Position(position.value()))))
     }
 
-    /// The entry of a number, if it is one of this key.
-    pub(super) fn entry(&self, number: u64, key: &Key) -> Result<Option<Bytes>, Fault> {
+    /// The entry that stands there, if it is one of this key.
+    pub(super) fn entry(&self, position: Position, key: &Key) -> Result<Option<Bytes>, Fault> {
         caught(|| {
-            let entry = self.0.get().entries.get(number)?;
-            let is_its_own = |entry: &&[u8]| seal::open(entry).is_some_and(|(of, _)| of == *key);
-            Ok(entry.and_then(|entry| Some(entry.value()).filter(is_its_own).map(Bytes::copy_from_slice)))
+            let block = self.0.get().blocks.get(position.block())?;
+            let entry = |block: &[u8]| {
+                let entry = block.get(position.offset()..)?;
+                let (_, content) = seal::open(entry).filter(|(of, _)| of == key)?;
+                Some(Bytes::copy_from_slice(&entry[..seal::HEAD + content.len()]))
+            };
+            Ok(block.and_then(|block| entry(block.value())))
         })
     }
 }

@@ -13,7 +13,8 @@ use tokio::sync::oneshot;
 
 use super::{
     salvaged,
-    tables::{Fault, Recent, Tables, View},
+    tables::{Fault, Tables, View},
+    tail::{Places, Tail},
 };
 use crate::journal::{Key, StoreError};
 
@@ -46,26 +47,28 @@ pub(super) struct Shared {
     cache: usize,
     index_after: usize,
     linger: Duration,
+    sync_every: Duration,
     queue: Mutex<Queue>,
     arrived: Condvar,
-    /// The file after the last commit; none once it is broken beyond reading.
+    /// The tables after the last commit; none once they are broken beyond reading.
     pub(super) view: RwLock<Option<Arc<View>>>,
-    /// The keys that the index of that view lacks.
-    pub(super) recent: RwLock<Recent>,
+    /// What that view lacks.
+    pub(super) places: Mutex<Places>,
     pub(super) broken: OnceLock<StoreError>,
 }
 
 impl Shared {
-    pub(super) fn new(path: PathBuf, cache: usize, index_after: usize, linger: Duration, recent: Recent) -> Self {
+    pub(super) fn new(path: PathBuf, cache: usize, index_after: usize, linger: Duration, sync_every: Duration) -> Self {
         Shared {
             path,
             cache,
             index_after,
             linger,
+            sync_every,
             queue: Mutex::default(),
             arrived: Condvar::new(),
             view: RwLock::default(),
-            recent: RwLock::new(recent),
+            places: Mutex::default(),
             broken: OnceLock::new(),
         }
     }
@@ -108,13 +111,17 @@ impl Shared {
         told
     }
 
-    /// The next group, and what else is to be done; none once there is nothing more to come.
-    fn group(&self) -> Option<(Vec<Put>, Vec<Job>)> {
+    /// What comes next. `sync_in` is how long the disk may wait.
+    fn next(&self, sync_in: Option<Duration>) -> Next {
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut queue = self
-            .arrived
-            .wait_while(queue, |queue| queue.puts.is_empty() && queue.jobs.is_empty() && !queue.closing)
-            .unwrap_or_else(PoisonError::into_inner);
+        let idle = |queue: &mut Queue| queue.puts.is_empty() && queue.jobs.is_empty() && !queue.closing;
+        let mut queue = match sync_in {
+            None => self.arrived.wait_while(queue, idle).unwrap_or_else(PoisonError::into_inner),
+            Some(left) => self.arrived.wait_timeout_while(queue, left, idle).unwrap_or_else(PoisonError::into_inner).0,
+        };
+        if idle(&mut queue) {
+            return Next::Sync;
+        }
         // Whoever asks for something else is alone with it.
         let more = |queue: &mut Queue| !queue.closing && queue.jobs.is_empty() && queue.puts.len() < FULL;
         if !self.linger.is_zero() && more(&mut queue) {
@@ -122,10 +129,10 @@ impl Shared {
             queue = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         let (puts, jobs) = (mem::take(&mut queue.puts), mem::take(&mut queue.jobs));
-        (!puts.is_empty() || !jobs.is_empty()).then_some((puts, jobs))
+        if puts.is_empty() && jobs.is_empty() { Next::End } else { Next::Group(puts, jobs) }
     }
 
-    /// Readers have the file as it is now.
+    /// Readers have the tables as they are now.
     fn show(&self, tables: &Tables) -> Result<(), Fault> {
         let view = Arc::new(tables.view()?);
         let before = self.view.write().unwrap_or_else(PoisonError::into_inner).replace(view);
@@ -133,38 +140,62 @@ impl Shared {
         Ok(())
     }
 
-    /// Readers have no file for now: all is a miss.
+    /// Readers have no tables for now: what is in them is a miss.
     fn hide(&self) {
         let view = self.view.write().unwrap_or_else(PoisonError::into_inner).take();
         drop(view);
-        mem::take(&mut *self.recent.write().unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn write(&self, tables: &mut Option<Tables>, group: &[Put]) -> Result<(), Fault> {
-        let Some(open) = tables else { return Err(Fault::Damaged("it is not open".to_owned())) };
-        let group = group.iter().map(|put| (&put.key, &put.entry[..]));
-        let written = open.write(group, &self.recent, self.index_after)?;
-        self.show(open)?;
-        // After the view: who finds a key there, or no longer, has a view that knows its entry.
-        written.note(&self.recent);
+    /// Writes a group to the tail.
+    fn append(&self, tail: &mut Tail, group: &[Put]) -> Result<(), Fault> {
+        let places = tail.append(group.iter().map(|put| (&put.key, &put.entry[..])))?;
+        self.sync(tail)?;
+        self.places.lock().unwrap_or_else(PoisonError::into_inner).note(places);
         Ok(())
     }
 
-    /// Writes a group; if the file proves to be damaged, once more into one with what could be saved.
-    fn write_somehow(&self, tables: &mut Option<Tables>, group: &[Put]) -> Result<(), Fault> {
-        match self.write(tables, group) {
+    /// Waits for the disk, if it has had its time.
+    fn sync(&self, tail: &mut Tail) -> Result<(), Fault> {
+        if tail.sync_in(self.sync_every).is_some_and(|left| left.is_zero()) { tail.sync() } else { Ok(()) }
+    }
+
+    /// The tail goes into the tables.
+    fn fold(&self, tables: &mut Option<Tables>, tail: &mut Tail) -> Result<(), Fault> {
+        self.somehow(tables, |tables| tail.put_into(tables, self.index_after))?;
+        // Whoever finds nothing in the tail from now on has a view that knows it.
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        places.clear();
+        tail.clear()
+    }
+
+    /// Writes to the tables; if they prove to be damaged, once more to what could be saved of them.
+    pub(super) fn somehow(
+        &self,
+        tables: &mut Option<Tables>,
+        write: impl Fn(&mut Tables) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let both = |tables: &mut Option<Tables>| {
+            let Some(open) = tables else { return Err(Fault::Damaged("it is not open".to_owned())) };
+            write(open)?;
+            self.show(open)
+        };
+        match both(tables) {
             Err(Fault::Damaged(why)) => {
                 self.hide();
                 *tables = None;
-                let (saved, recent) = salvaged(&self.path, self.cache, self.index_after, &why)?;
-                self.show(&saved)?;
-                *self.recent.write().unwrap_or_else(PoisonError::into_inner) = recent;
-                *tables = Some(saved);
-                self.write(tables, group)
+                *tables = Some(salvaged(&self.path, self.cache, self.index_after, &why)?);
+                both(tables)
             }
             written => written,
         }
     }
+}
+
+/// What the writer does next.
+enum Next {
+    Group(Vec<Put>, Vec<Job>),
+    Sync,
+    End,
 }
 
 /// The thread, joined when this is dropped.
@@ -176,10 +207,12 @@ pub(super) struct Writer {
 impl Writer {
     pub(super) fn start(shared: Shared, tables: Tables) -> Result<Self, Fault> {
         let shared = Arc::new(shared);
-        shared.show(&tables)?;
+        let mut tables = Some(tables);
+        let tail = Tail::of(&shared.path);
+        shared.somehow(&mut tables, |tables| tail.take_in(tables, shared.index_after))?;
         let run = {
             let shared = shared.clone();
-            move || run(&shared, tables)
+            move || run(&shared, tables, tail)
         };
         let thread = thread::Builder::new()
             .name("journal".to_owned())
@@ -203,19 +236,36 @@ impl Drop for Writer {
     }
 }
 
-fn run(shared: &Shared, tables: Tables) {
-    let mut tables = Some(tables);
+fn run(shared: &Shared, mut tables: Option<Tables>, mut tail: Tail) {
     let _end = End(shared);
-    while let Some((group, jobs)) = shared.group() {
-        let written = match shared.broken.get() {
-            Some(broken) => Err(broken.clone()),
-            None if group.is_empty() => Ok(()),
-            None => shared.write_somehow(&mut tables, &group).map_err(|fault| shared.broken_by(fault)),
-        };
-        for put in group {
-            let _ = put.done.send(written.clone());
+    let told = |done: Result<(), Fault>| match shared.broken.get() {
+        Some(broken) => Err(broken.clone()),
+        None => done.map_err(|fault| shared.broken_by(fault)),
+    };
+    loop {
+        let sync_in = tail.sync_in(shared.sync_every).filter(|_| shared.broken.get().is_none());
+        match shared.next(sync_in) {
+            Next::End => break,
+            Next::Sync => drop(told(shared.sync(&mut tail))),
+            Next::Group(group, jobs) => {
+                let written = match shared.broken.get() {
+                    Some(broken) => Err(broken.clone()),
+                    None if group.is_empty() => Ok(()),
+                    None => told(shared.append(&mut tail, &group)),
+                };
+                for put in group {
+                    let _ = put.done.send(written.clone());
+                }
+                if written.is_ok() && tail.is_full(shared.index_after) {
+                    drop(told(shared.fold(&mut tables, &mut tail)));
+                }
+                jobs.into_iter().for_each(|job| job(tables.as_ref()));
+            }
         }
-        jobs.into_iter().for_each(|job| job(tables.as_ref()));
+    }
+    // What cannot go into the tables now does so when the file is opened the next time.
+    if shared.broken.get().is_none() {
+        drop(told(shared.fold(&mut tables, &mut tail).and_then(|()| tail.close())));
     }
     // Before the file is closed nobody may read it.
     shared.hide();

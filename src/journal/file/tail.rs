@@ -1,0 +1,187 @@
+//! The tail: what was put since the tables were last written, entry after entry in a file beside them.
+//!
+//! To be written there costs an entry next to nothing, and no wait for the disk; once it is in the file no kill takes it back. The file
+//! is read like a damaged journal, by what its entries show of themselves, so that a torn end is no matter.
+
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    io::{self, Read, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::{
+    salvage,
+    tables::{Fault, Tables},
+};
+use crate::journal::{Key, seal};
+
+/// Above this it goes into the tables, however few entries it has.
+const LONGEST: u64 = 64 << 20;
+
+/// The file of a journal's tail.
+pub(super) fn path(journal: &Path) -> PathBuf {
+    salvage::beside(journal, ".tail")
+}
+
+/// Whether there is no such file, or one that begins as an entry does, by and large, or has one in it. Nobody else's file is touched.
+pub(super) fn is_ours(tail: &Path) -> io::Result<bool> {
+    let mut begin = vec![];
+    match File::open(tail) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        file => file?.take(seal::MAGIC.len() as u64).read_to_end(&mut begin)?,
+    };
+    let alike = begin.iter().zip(seal::MAGIC).filter(|(is, was)| **is == *was).count();
+    let enough = if begin.len() < seal::MAGIC.len() { begin.len() } else { seal::MAGIC.len() * 2 / 3 };
+    Ok(alike >= enough || salvage::has_entry(tail)?)
+}
+
+/// Its one writer.
+pub(super) struct Tail {
+    path: PathBuf,
+    /// None while it is empty and was never written.
+    file: Option<File>,
+    length: u64,
+    entries: usize,
+    /// Since when something in it is not synced.
+    unsynced: Option<Instant>,
+    buffer: Vec<u8>,
+}
+
+/// Where the tail's entries stand, for readers.
+#[derive(Default)]
+pub(super) struct Places {
+    places: HashMap<Key, (u64, usize)>,
+    file: Option<File>,
+}
+
+impl Tail {
+    /// The tail of the journal at `journal`; what an earlier process has left there is not in it.
+    pub(super) fn of(journal: &Path) -> Self {
+        Tail { path: path(journal), file: None, length: 0, entries: 0, unsynced: None, buffer: vec![] }
+    }
+
+    /// What an earlier process has left goes into the tables.
+    pub(super) fn take_in(&self, tables: &mut Tables, index_after: usize) -> Result<(), Fault> {
+        if !self.path.try_exists().map_err(salvage::failed)? {
+            return Ok(());
+        }
+        self.fold(tables, index_after)?;
+        salvage::remove(&self.path)
+    }
+
+    fn fold(&self, tables: &mut Tables, index_after: usize) -> Result<(), Fault> {
+        salvage::each_into(&self.path, tables, index_after).map(drop)
+    }
+
+    /// Appends these, and says where they stand. Once this has returned, no kill takes them back.
+    pub(super) fn append<'a>(
+        &mut self,
+        group: impl Iterator<Item = (&'a Key, &'a [u8])>,
+    ) -> Result<Vec<(Key, (u64, usize))>, Fault> {
+        let mut at = self.length;
+        let mut places = vec![];
+        self.buffer.clear();
+        for (key, entry) in group {
+            places.push((*key, (at, entry.len())));
+            at += entry.len() as u64;
+            self.buffer.extend_from_slice(entry);
+        }
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(make(&self.path).map_err(salvage::failed)?),
+        };
+        if let Err(error) = file.write_all(&self.buffer) {
+            // A part of an entry would be passed over, but nothing is gained by it.
+            let _ = file.set_len(self.length).and_then(|()| file.seek(SeekFrom::Start(self.length)));
+            return Err(salvage::failed(error));
+        }
+        self.length = at;
+        self.entries += places.len();
+        self.unsynced.get_or_insert_with(Instant::now);
+        // A large group does not keep its room.
+        self.buffer.shrink_to(1 << 20);
+        Ok(places)
+    }
+
+    /// How long until it is to be synced, if something in it is not.
+    pub(super) fn sync_in(&self, every: Duration) -> Option<Duration> {
+        self.unsynced.map(|since| every.saturating_sub(since.elapsed()))
+    }
+
+    pub(super) fn sync(&mut self) -> Result<(), Fault> {
+        if let Some(file) = self.file.as_ref().filter(|_| self.unsynced.is_some()) {
+            file.sync_data().map_err(salvage::failed)?;
+        }
+        self.unsynced = None;
+        Ok(())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries == 0
+    }
+
+    pub(super) fn is_full(&self, index_after: usize) -> bool {
+        self.entries >= index_after || self.length >= LONGEST
+    }
+
+    /// Puts all of it into the tables, safely on the disk. It is there still, until it is [cleared](Tail::clear).
+    pub(super) fn put_into(&self, tables: &mut Tables, index_after: usize) -> Result<(), Fault> {
+        if self.is_empty() { Ok(()) } else { self.fold(tables, index_after) }
+    }
+
+    /// Forgets what is in the tables by now.
+    pub(super) fn clear(&mut self) -> Result<(), Fault> {
+        if let Some(file) = &mut self.file {
+            file.set_len(0).and_then(|()| file.rewind()).map_err(salvage::failed)?;
+        }
+        (self.length, self.entries, self.unsynced) = (0, 0, None);
+        Ok(())
+    }
+
+    /// The file is not needed any more, if it is empty.
+    pub(super) fn close(self) -> Result<(), Fault> {
+        let Tail { path, file, entries, .. } = self;
+        let was_made = file.is_some();
+        drop(file);
+        if was_made && entries == 0 { salvage::remove(&path) } else { Ok(()) }
+    }
+}
+
+/// Makes the file; a power cut leaves its name too.
+fn make(path: &Path) -> io::Result<File> {
+    let file = fs::OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+    salvage::synced_folder(path);
+    Ok(file)
+}
+
+impl Places {
+    pub(super) fn note(&mut self, places: Vec<(Key, (u64, usize))>) {
+        self.places.extend(places);
+    }
+
+    /// Of what is in the tables by now.
+    pub(super) fn clear(&mut self) {
+        self.places = HashMap::new();
+    }
+
+    /// The entry of this key, if it is in the tail and whole.
+    pub(super) fn entry(&mut self, key: &Key, journal: &Path) -> io::Result<Option<Bytes>> {
+        let Some((at, length)) = self.places.get(key).copied() else { return Ok(None) };
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(File::open(path(journal))?),
+        };
+        let mut entry = vec![0; length];
+        file.seek(SeekFrom::Start(at))?;
+        match file.read_exact(&mut entry) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            read => read?,
+        }
+        Ok(seal::open(&entry).is_some_and(|(of, _)| of == *key).then(|| entry.into()))
+    }
+}
