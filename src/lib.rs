@@ -74,6 +74,7 @@
 //! | every way a provider tells a quota, and one of your own | [`dialect`] |
 //! | not to send again what was answered, in this run or an earlier one | `journal` (feature `journal`) |
 //! | a stream of requests in, outcomes out | [`drive`] |
+//! | to know beforehand how long it takes, what it costs, and whether batches are the better way | [`plan`] |
 //! | to be told of cuts, holds, retries, dead orgs | [`observe`] |
 //! | to tell other programs what is left of the quotas | [`headroom`] |
 //! | a provider to test against | `sim` (feature `sim`) |
@@ -111,6 +112,7 @@ mod line;
 pub mod observe;
 pub mod org;
 pub mod outcome;
+pub mod plan;
 mod pool;
 pub mod quota;
 pub mod retry;
