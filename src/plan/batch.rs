@@ -7,7 +7,7 @@
 
 use super::{
     fleet::BatchModel,
-    spread::{Spread, normal, normal_quantile, rising},
+    spread::{Spread, normal_quantile, rising},
 };
 
 /// Rows a batch that are tried. An earlier dispatcher's default is among them.
@@ -43,10 +43,10 @@ impl Lanes {
         if most == 0 {
             return None;
         }
-        // Seconds of a lane that a row takes, the wedged ones included.
+        // Seconds of a lane for a row that comes back from a batch, those of wedged ones included.
         let price = |rows: u64| {
             let (rows, wedged) = (rows as f64, model.wedged(rows as f64));
-            (turnaround(model, rows).mean() * (1.0 - wedged) + model.stuck_after.as_secs_f64() * wedged) / rows
+            (turnaround(model, rows).mean() + model.stuck_after.as_secs_f64() * wedged / (1.0 - wedged)) / rows
         };
         let chunks = || CHUNKS.into_iter().chain([most]).filter(|chunk| *chunk <= most);
         let best = chunks().map(price).fold(f64::INFINITY, f64::min);
@@ -87,8 +87,14 @@ impl Lanes {
         let first = lanes.min(batches);
         let later = batches - first;
         let (begins, first_end, deviation) = begun(&batch, lanes, later);
+        // What is left over is a smaller batch, and the last.
+        let left = rows - (rows - 1) / self.chunk * self.chunk;
+        let last = turnaround(&self.model, left as f64);
+        let full_begins = begun(&batch, lanes, later - 1.0).0;
         let mut run = Batches {
             batch,
+            last,
+            full_begins,
             batches,
             lanes,
             first,
@@ -164,12 +170,16 @@ fn begun(batch: &Spread, lanes: f64, later: f64) -> (f64, f64, f64) {
 #[derive(Debug)]
 pub(crate) struct Batches {
     batch: Spread,
+    /// The last batch may be smaller.
+    last: Spread,
     batches: f64,
     lanes: f64,
     /// Begun at once.
     first: f64,
     /// The last begins.
     begins: f64,
+    /// The one before it begins.
+    full_begins: f64,
     /// The first has ended.
     first_end: f64,
     deviation: f64,
@@ -201,16 +211,18 @@ impl Batches {
     /// The chance that all have ended by `x`, if so many are wedged and the last begins then.
     fn ended(&self, wedged: f64, begins: f64, x: f64) -> f64 {
         let sound = (1.0 - wedged / self.batches).max(0.0);
-        let mut all = self.batch.below(x).powf(self.first * sound);
-        let later = (self.batches - self.first) * sound;
-        if later > 0.0 && all > 0.0 {
-            // The last begins for sure; those before it, evenly.
-            let from = (self.first_end / self.begins.max(1e-9) * begins).min(begins);
-            all *= self.batch.below(x - begins);
-            let span = begins - from;
-            if later > 1.0 && span > 0.0 {
-                let going = self.batch.going_on(x - from) - self.batch.going_on(x - begins);
-                all *= (-(later - 1.0) / span * going).exp();
+        let later = self.batches - self.first;
+        // The last begins for sure, and so does the one before it; those before that, evenly.
+        let mut all = self.last.below(x - begins).powf(sound);
+        let full = self.first - if later > 0.0 { 0.0 } else { 1.0 };
+        all *= self.batch.below(x).powf(full * sound);
+        if later > 1.0 && all > 0.0 {
+            let scale = begins / self.begins.max(1e-9);
+            let (from, until) = (self.first_end * scale, self.full_begins * scale);
+            all *= self.batch.below(x - until).powf(sound);
+            if later > 2.0 && until > from {
+                let going = self.batch.going_on(x - from) - self.batch.going_on(x - until);
+                all *= (-(later - 2.0) * sound / (until - from) * going).exp();
             }
         }
         if wedged > 0.0 {
@@ -298,6 +310,5 @@ mod tests {
         for mean in [0.0, 0.3, 3.9, 4.1, 50.0] {
             assert!((sum(mean) - mean).abs() < 0.02 * mean + 1e-3, "{mean}: {}", sum(mean));
         }
-        assert!(normal(0.0) == 0.5 || (normal(0.0) - 0.5).abs() < 1e-6);
     }
 }

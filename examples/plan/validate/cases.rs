@@ -10,6 +10,9 @@ use tower_quota::{
 
 pub(crate) const MODEL: &str = "claude-sonnet-4-5";
 
+/// A bucket of tokens holds so many calls at least: with fewer, what single calls cost decides, and that is another subject.
+const FEW: f64 = 30.0;
+
 /// One org.
 #[derive(Clone, Debug)]
 pub(crate) struct CaseOrg {
@@ -81,7 +84,7 @@ fn mean([least, most]: [u64; 2]) -> f64 {
 
 impl Case {
     /// One of many: 1 to 4 orgs of 4 to 150 slots, latencies of 0.2 to 4 s (σ 0.2 to 0.7), each quota absent or 60 to 30,000 calls a minute
-    /// in requests, input and output tokens apart, buckets of 1 to 60 s, a fifth behind a client of 5 to 100 calls a second; batches of 1 to
+    /// in requests, input and output tokens apart, told to the token (rounded to thousands, small buckets look empty), buckets of 1 to 60 s, a fifth behind a client of 5 to 100 calls a second; batches of 1 to
     /// 10 min and up to 1 s a row (σ 0.2 to 0.9), 1 to 8 at once an org, wedged never or at 5,000 to 50,000 rows.
     pub(crate) fn random(seed: u64, n: std::ops::Range<u64>) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5eed);
@@ -93,14 +96,13 @@ impl Case {
                 (rng.f64() < chance).then_some(calls)
             };
             let calls_a_minute = [quota(rng, 0.9), quota(rng, 0.6), quota(rng, 0.6)];
-            // A bucket of tokens that holds few calls is another subject.
             let tokens = calls_a_minute[1..].iter().flatten().copied().fold(f64::INFINITY, f64::min);
             CaseOrg {
                 cap: between(rng, 4.0, 150.0) as usize,
                 p50_s: between(rng, 0.2, 4.0),
                 sigma: 0.2 + 0.5 * rng.f64(),
                 calls_a_minute,
-                burst_s: between(rng, 1.0, 60.0).max(8.0 * 60.0 / tokens),
+                burst_s: between(rng, 1.0, 60.0).max(FEW * 60.0 / tokens),
             }
         };
         let orgs = (0..rng.usize(1..=4)).map(|_| org(rng)).collect();
@@ -178,7 +180,8 @@ impl Case {
 
     pub(crate) fn provider(&self) -> Config {
         let (input, output) = (mean(self.input), mean(self.output));
-        let mut config = Config::new(Dialect::Anthropic).seed(self.seed).wall_start_s(1_700_000_000);
+        let mut config =
+            Config::new(Dialect::Anthropic).seed(self.seed).wall_start_s(1_700_000_000).round_tokens(false);
         for (nth, org) in self.orgs.iter().enumerate() {
             let mut provider = OrgConfig::new(format!("org-{nth}"), format!("key-{nth}"))
                 .latency(sim::Latency::new(org.p50_s * 1e3, org.sigma))

@@ -25,7 +25,7 @@ pub(crate) async fn run(case: &Case) -> Result<(f64, f64), BoxError> {
     fastrand::seed(case.seed);
     let sim = Sim::new(case.provider())?;
     let orgs = case.orgs.iter().enumerate().map(|(nth, org)| {
-        Org::new(format!("org-{nth}")).credential(Credential::new(format!("key-{nth}"))).cap(org.cap)
+        Org::new(&format!("org-{nth}")).credential(Credential::new(&format!("key-{nth}"))).cap(org.cap)
     });
     let stack = Stack::new(Orgs::new(orgs)?);
     let family = Family::of_model(MODEL);
@@ -79,5 +79,14 @@ pub(crate) async fn run(case: &Case) -> Result<(f64, f64), BoxError> {
         return Err(format!("{answered} of {}", case.n).into());
     }
     let truth = sim.truth();
+    if std::env::var_os("DBGO").is_some() {
+        for org in &truth.orgs {
+            let by: Vec<u64> = org.timeline.chunks(100).map(|c| c.iter().map(|b| b.ok).sum()).collect();
+            println!(
+                "        {} ok {} peak {} 429 {} by 10 s {by:?}",
+                org.name, org.ok, org.peak_in_flight, org.throttled_429
+            );
+        }
+    }
     Ok((begin.elapsed().as_secs_f64(), truth.throttled_429() as f64 / truth.calls().max(1) as f64))
 }
