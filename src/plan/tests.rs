@@ -160,7 +160,7 @@ fn where_the_queue_is_short_batches_are_smaller_or_fewer() {
 #[test]
 fn a_deadline_that_batches_miss_is_met_by_both_ways() {
     // Direct alone takes 83 min, batches alone five hours and more.
-    let slow = fleet(&[limits(600.0, 1e9, 100)]).batch(BatchModel::default().wedge_rows(f64::INFINITY));
+    let slow = fleet(&[limits(600.0, 1e9, 100)]).batch(BatchModel::default().wedge_rows(f64::INFINITY).chunk(1_000));
     let both = plan(&work(50_000, Objective::Cost).deadline(hours(1.5)), &slow).unwrap();
     let Route::Split { direct, batch } = both.route else { panic!("{both}") };
     assert_eq!(direct + batch, 50_000);
@@ -234,7 +234,7 @@ fn an_org_serves_a_model_by_its_name_or_its_family() {
 #[test]
 fn what_was_measured_replaces_what_was_assumed() {
     let (assumed, fleet) = (work(100_000, Objective::Latency), three());
-    let ran = Measured::new(10_000, 10_500, Duration::from_secs(120))
+    let ran = Measured::new(10_000, 10_500, Duration::from_secs(75))
         .latency(Duration::from_secs(3), Duration::from_secs(6))
         .latency_of("org-1", Duration::from_secs(1), Duration::from_secs(2))
         .tokens(520.0, 80.0);
@@ -333,7 +333,7 @@ proptest! {
         let Ok(before) = plan(&work(n, Objective::Latency), &fleet) else { return Ok(()) };
         let mut richer = fleet.clone();
         match which {
-            3 => richer = richer.org(OrgPlan::new("one more").serves(MODEL, org)),
+            3 => richer = richer.org(OrgPlan::new("one more").serves(MODEL, org.clone())),
             2 => for org in &mut richer.orgs {
                 let limits = &mut org.models[0].1;
                 limits.cap = limits.cap.map(|cap| (cap as f64 * factor) as usize);
@@ -345,8 +345,9 @@ proptest! {
             },
         }
         let after = plan(&work(n, Objective::Latency), &richer).unwrap();
-        // With more in flight at the end more may be late: by a part of a call's time.
-        let slack = 0.02 * s(before.direct.time.median) + 0.1;
+        // With more in flight at the end more may be late: by a part of a call's time. And an org that joins may be slow itself.
+        let joined = if which == 3 { 2.0 * s(org.latency.p95) } else { 0.1 };
+        let slack = 0.02 * s(before.direct.time.median) + joined;
         prop_assert!(s(after.direct.time.median) <= s(before.direct.time.median) + slack, "{before}\n{after}");
     }
 

@@ -79,14 +79,5 @@ pub(crate) async fn run(case: &Case) -> Result<(f64, f64), BoxError> {
         return Err(format!("{answered} of {}", case.n).into());
     }
     let truth = sim.truth();
-    if std::env::var_os("DBGO").is_some() {
-        for org in &truth.orgs {
-            let by: Vec<u64> = org.timeline.chunks(100).map(|c| c.iter().map(|b| b.ok).sum()).collect();
-            println!(
-                "        {} ok {} peak {} 429 {} by 10 s {by:?}",
-                org.name, org.ok, org.peak_in_flight, org.throttled_429
-            );
-        }
-    }
     Ok((begin.elapsed().as_secs_f64(), truth.throttled_429() as f64 / truth.calls().max(1) as f64))
 }

@@ -81,24 +81,6 @@ impl Judged {
         let range = large.time.p10.as_secs_f64()..=large.time.p90.as_secs_f64();
         let within = (0..DRAWS).filter(|_| range.contains(&draw(&large, &mut rng).wall_s)).count();
         let within = within as f64 / DRAWS as f64;
-        if std::env::var_os("DBG").is_some() && (within < 0.65 || within > 0.92) {
-            let mut d: Vec<f64> = (0..400).map(|_| draw(&large, &mut rng).wall_s).collect();
-            d.sort_by(f64::total_cmp);
-            println!(
-                "      rows {} chunk {:?} lanes {:?} sigma {} wedge {} stuck {:?} said {:?} binds {}; drawn {:.0} {:.0} {:.0}",
-                large.n,
-                large.chunk,
-                large.orgs.iter().map(|o| o.batches).sum::<usize>(),
-                case.batch.sigma,
-                case.batch.wedge_rows,
-                case.batch.stuck_after,
-                large.time,
-                large.binds,
-                d[40],
-                d[200],
-                d[360]
-            );
-        }
         Ok(Judged { case, plan: plan_of_it, direct_s, refused, relieved, same, within })
     }
 
