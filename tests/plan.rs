@@ -33,10 +33,12 @@ use validate::{Judged, cases::Case, starved};
 #[test]
 fn twelve_direct_runs_take_what_the_plan_says() {
     let judged: Vec<_> = (0..12).map(|seed| Judged::new(Case::random(seed, 400..800), false).unwrap()).collect();
-    judged.iter().for_each(|one| println!("{}", one.line()));
-    let close = judged.iter().filter(|one| one.off().abs() <= 0.15).count();
-    assert!(close >= 11, "{close} of 12 within 15 %");
-    assert!(judged.iter().all(|one| one.off().abs() <= 0.4));
+    let off: Vec<_> = judged.iter().map(Judged::off).collect();
+    println!("{off:.3?}");
+    let close = off.iter().filter(|off| off.abs() <= 0.15).count();
+    assert!(close >= 11, "{close} of 12 within 15 %: {off:.3?}");
+    let within = judged.iter().map(|one| one.within).sum::<f64>() / 12.0;
+    assert!((0.65..0.92).contains(&within), "{within} of all batch runs were in the range for eight in ten");
 }
 
 #[test]
@@ -94,10 +96,12 @@ fn the_measured_limits_are_three_orgs_and_three_models() {
     for model in measured.models() {
         let plans = table::of_model(model, &fleet).unwrap();
         assert_eq!(plans.len(), 12);
-        assert!(plans.iter().all(|plan| plan.orgs.len() == 3 && plan.cost.is_some()), "{model}");
+        assert!(plans.iter().all(|plan| !plan.orgs.is_empty() && plan.cost.is_some()), "{model}");
         for plan in plans {
             let batches = plan.objective == Objective::Cost && plan.n >= 1_000;
             assert_eq!(plan.route == Route::Batch, batches, "{plan}");
+            let orgs = if batches && plan.n == 1_000 { 1 } else { 3 };
+            assert_eq!(plan.orgs.len(), orgs, "one batch goes to one org: {plan}");
             assert_eq!(table::json(&plan)["route"], plan.route.name());
         }
     }

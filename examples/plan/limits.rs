@@ -47,7 +47,15 @@ pub(crate) struct Config {
     pub(crate) model: String,
     pub(crate) n: u64,
     /// Calls in flight an org, one after the other.
-    pub(crate) ramp: Vec<usize>,
+    ramp: Vec<usize>,
+}
+
+impl Run {
+    /// Calls in flight an org, one after the other, as far as it came.
+    pub(crate) fn ramp(&self) -> &[usize] {
+        let further = self.per_org.iter().filter_map(|org| org.ramp_ts.as_ref()).map(Vec::len).max().unwrap_or(0);
+        &self.config.ramp[..self.config.ramp.len().min(further + 1)]
+    }
 }
 
 /// How one org answered in it.
@@ -56,6 +64,8 @@ pub(crate) struct PerOrg {
     pub(crate) label: String,
     p50_s: f64,
     p95_s: f64,
+    /// When it went on to which number in flight.
+    ramp_ts: Option<Vec<(f64, f64)>>,
 }
 
 impl Measured {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use tower_quota::plan::{Objective, PlanError, Workload, plan};
+use tower_quota::plan::{Fleet, Objective, PlanError, Workload, plan};
 
 use crate::{limits::Measured, prices::Prices, published, table, words};
 
@@ -13,21 +13,25 @@ use crate::{limits::Measured, prices::Prices, published, table, words};
 fn parts(measured: &Measured, prices: &Prices) -> Result<Vec<(&'static str, String)>, PlanError> {
     let fleet = measured.fleet(prices);
     let mut tables = format!("Limits: {}. Prices: {}.\n", measured.source, prices.what);
+    let mut sixteen = fleet.clone();
+    sixteen.orgs.iter_mut().for_each(|org| org.batches = 16);
+    let slow = |fleet: &Fleet| fleet.clone().client_rate(3_200.0 / 60.0);
+    let fleets = [fleet.clone(), slow(&fleet), sixteen.clone(), slow(&sixteen)];
     let mut crossovers = String::from(
-        "| model | balanced goes in batches from | direct, at that number or at a million | in batches |\n|---|---:|---|---|\n",
+        "| model | as measured | a client of 3,200 calls a minute | 16 batches an org at once | both | a million: direct | in batches |\n\
+         |---|---:|---:|---:|---:|---|---|\n",
     );
     for model in measured.models() {
         let _ = write!(tables, "\n### {model}\n\n{}", table::markdown(&table::of_model(model, &fleet)?));
-        let of = |n| plan(&Workload::new(n, model).objective(Objective::Balanced), &fleet);
-        let crossover = of(1)?.crossover;
-        let there = of(crossover.unwrap_or(1_000_000))?;
-        let _ = writeln!(
-            crossovers,
-            "| {model} | {} | {} | {} |",
-            crossover.map_or("never".to_owned(), words::thousands),
-            table::time(&there.direct.time),
-            there.batch.as_ref().map_or(String::new(), |batch| table::time(&batch.time)),
-        );
+        let _ = write!(crossovers, "| {model} |");
+        let work = Workload::new(1_000_000, model).objective(Objective::Balanced);
+        for fleet in &fleets {
+            let from = plan(&work, fleet)?.crossover;
+            let _ = write!(crossovers, " {} |", from.map_or("never".to_owned(), |from| words::about(from as f64)));
+        }
+        let plan = plan(&work, &fleet)?;
+        let batch = plan.batch.as_ref().map_or(String::new(), |batch| table::time(&batch.time));
+        let _ = writeln!(crossovers, " {} | {batch} |", table::time(&plan.direct.time));
     }
     Ok(vec![("decisions", tables), ("crossovers", crossovers), ("published", published::markdown(measured, &fleet)?)])
 }

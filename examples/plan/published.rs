@@ -6,7 +6,7 @@ use tower_quota::plan::{
     BatchModel, Fleet, Forecast, Measured as Report, Objective, PlanError, Tokens, Workload, plan,
 };
 
-use crate::{limits::Measured, table};
+use crate::{limits::Measured, table, words};
 
 const SONNET: &str = "claude-sonnet-4-5-20250929";
 
@@ -48,7 +48,7 @@ fn rows(measured: &Measured, fleet: &Fleet) -> Result<Vec<Row>, PlanError> {
         // Answers were cut at 64 tokens.
         let work = Workload::new(run.config.n, &run.config.model).output(Tokens::between(16.0, 64.0));
         let mut said = vec![("caps of 100".to_owned(), direct(&work, &ours)?)];
-        let most = run.config.ramp.iter().copied().max().unwrap_or(100);
+        let most = run.ramp().iter().copied().max().unwrap_or(100);
         if most > 100 {
             said.push((format!("caps of {most}"), direct(&work, &capped(&ours, most))?));
         }
@@ -60,8 +60,12 @@ fn rows(measured: &Measured, fleet: &Fleet) -> Result<Vec<Row>, PlanError> {
         }
         let orgs = run.config.orgs.join(" and ");
         rows.push(Row {
-            what: format!("{} calls, {orgs}, {} in flight an org", run.config.n, steps(&run.config.ramp)),
-            happened: format!("{:.1} s, {:.0} a minute", run.wall_s, run.config.n as f64 / run.wall_s * 60.0),
+            what: format!("{} calls, {orgs}, {} in flight an org", words::thousands(run.config.n), steps(run.ramp())),
+            happened: format!(
+                "{:.1} s, {} a minute",
+                run.wall_s,
+                words::thousands((run.config.n as f64 / run.wall_s * 60.0) as u64)
+            ),
             said,
         });
     }

@@ -345,10 +345,20 @@ impl Desk<'_> {
             let (rate, _) = member.steady();
             (rate * throttle * member.latency.mean() - 1e-6).ceil().min(member.slots).min(to_direct as f64) as usize
         };
-        let batches_left = self.lanes.as_ref().map_or(0, |lanes| lanes.batches(to_batch));
-        let org = |(at, org): (usize, &OrgPlan)| {
+        let mut batches = vec![0; self.fleet.orgs.len()];
+        if let Some(lanes) = &self.lanes {
+            // One after the other, as they are dealt out.
+            let mut left = lanes.batches(to_batch).min(lanes.all() as u64);
+            while left > 0 {
+                for (dealt, most) in batches.iter_mut().zip(&lanes.each) {
+                    if *dealt < *most && left > 0 {
+                        (*dealt, left) = (*dealt + 1, left - 1);
+                    }
+                }
+            }
+        }
+        let org = |(org, batches): (&OrgPlan, usize)| {
             let member = self.pool.members.iter().find(|member| member.name == org.name);
-            let batches = self.lanes.as_ref().map_or(0, |lanes| lanes.each[at]).min(batches_left as usize);
             let share = OrgShare { name: org.name.clone(), concurrency: member.map_or(0, in_flight), batches };
             (share.concurrency + share.batches > 0).then_some(share)
         };
@@ -357,7 +367,7 @@ impl Desk<'_> {
             model: self.work.model.clone(),
             objective: self.work.objective,
             route,
-            orgs: self.fleet.orgs.iter().enumerate().filter_map(org).collect(),
+            orgs: self.fleet.orgs.iter().zip(batches).filter_map(org).collect(),
             chunk: self.lanes.as_ref().map(|lanes| lanes.chunk.min(to_batch)).filter(|_| to_batch > 0),
             time: taken.time,
             cost: taken.cost,
