@@ -102,9 +102,9 @@ impl Member {
                 if waiting > NOTHING && rate > piece.rate {
                     next = next.min(at + waiting / (rate - piece.rate));
                 }
-                for i in 0..4 {
-                    if level[i].is_finite() && level[i] > NOTHING && rate > refill[i] {
-                        next = next.min(at + level[i] / (rate - refill[i]));
+                for (level, refill) in level.iter().zip(&refill) {
+                    if level.is_finite() && *level > NOTHING && rate > *refill {
+                        next = next.min(at + level / (rate - refill));
                     }
                 }
                 let span = next - at;
@@ -112,9 +112,9 @@ impl Member {
                     break;
                 }
                 waiting = (waiting + (piece.rate - rate) * span).max(0.0);
-                for i in 0..4 {
-                    if let Some((most, refill)) = self.buckets[i] {
-                        level[i] = (level[i] + (refill - rate) * span).clamp(0.0, most);
+                for (level, bucket) in level.iter_mut().zip(self.buckets) {
+                    if let Some((most, refill)) = bucket {
+                        *level = (*level + (refill - rate) * span).clamp(0.0, most);
                     }
                 }
                 at = next;
