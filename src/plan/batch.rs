@@ -19,8 +19,9 @@ const OURS: f64 = 0.9;
 /// Bytes of a row besides its prompt, and of a token of that.
 const ROW_BYTES: f64 = 400.0;
 const TOKEN_BYTES: f64 = 4.0;
-/// Numbers of wedged batches that are told apart.
+/// Numbers of wedged batches that are told apart, one by one where few are expected, else as quantiles.
 const WEDGED: usize = 12;
+const QUANTILES: usize = 8;
 
 /// How a workload is cut into batches, whatever its number of rows.
 #[derive(Clone, Debug)]
@@ -105,7 +106,8 @@ impl Lanes {
             redo: self.redo,
             wedged: Vec::new(),
         };
-        run.wedged = wedged(batches * self.model.wedged(size));
+        let counts = wedged(batches * self.model.wedged(size));
+        run.wedged = counts.into_iter().map(|(count, chance)| (count, chance, run.begins_with(count))).collect();
         run
     }
 }
@@ -121,14 +123,14 @@ fn turnaround(model: &BatchModel, rows: f64) -> Spread {
 /// How many are wedged, and how likely that is: Poisson's, cut off, or a few quantiles where the mean is large.
 fn wedged(mean: f64) -> Vec<(f64, f64)> {
     if mean > 4.0 {
-        let part = 1.0 / WEDGED as f64;
+        let part = 1.0 / QUANTILES as f64;
         let at = |i: usize| (mean + mean.sqrt() * normal_quantile((i as f64 + 0.5) * part)).max(0.0);
-        return (0..WEDGED).map(|i| (at(i), part)).collect();
+        return (0..QUANTILES).map(|i| (at(i), part)).collect();
     }
     let mut chance = (-mean).exp();
     let mut all = Vec::with_capacity(WEDGED);
     for count in 0..WEDGED {
-        if chance < 1e-5 && count as f64 > mean {
+        if chance < 1e-4 && count as f64 > mean {
             break;
         }
         all.push((count as f64, chance));
@@ -151,7 +153,7 @@ fn begun(batch: &Spread, lanes: f64, later: f64) -> (f64, f64, f64) {
         // How many have ended in a lane by then: the sum over the chances that at least one has, at least two, ...
         let sums: Vec<Spread> = (1..=(each * 1.6) as usize + 3).map(|count| batch.times(count as f64)).collect();
         let ended = |at: f64| sums.iter().map(|sum| sum.below(at)).sum::<f64>();
-        rising(0.0, mean * (each + 6.0), 24, |at| ended(at) >= each)
+        rising(0.0, mean * (each + 6.0), 18, |at| ended(at) >= each)
     };
     let last = nth(later);
     let part = later / (lanes + 1.0);
@@ -185,7 +187,8 @@ pub(crate) struct Batches {
     deviation: f64,
     stuck: f64,
     redo: f64,
-    wedged: Vec<(f64, f64)>,
+    /// How many may be wedged, how likely that is, and when the last begins then.
+    wedged: Vec<(f64, f64, f64)>,
 }
 
 impl Batches {
@@ -238,8 +241,7 @@ impl Batches {
     /// The chance that all have ended by `x`.
     fn below(&self, x: f64) -> f64 {
         let mut sum = 0.0;
-        for (wedged, chance) in &self.wedged {
-            let begins = self.begins_with(*wedged);
+        for (wedged, chance, begins) in &self.wedged {
             // Three points of a normal (Gauss and Hermite).
             let off = self.deviation * 3.0_f64.sqrt();
             let at = |off: f64| self.ended(*wedged, (begins + off).max(0.0), x);
@@ -251,26 +253,20 @@ impl Batches {
     /// The time by which all have ended, with this chance.
     pub(crate) fn quantile(&self, part: f64) -> f64 {
         let most = self.begins * 3.0 + self.batch.far() + self.stuck + self.redo;
-        rising(self.batch.quantile(1e-4).ln(), most.ln(), 24, |ln| self.below(ln.exp()) >= part).exp()
+        rising(self.batch.quantile(1e-4).ln(), most.ln(), 20, |ln| self.below(ln.exp()) >= part).exp()
     }
 
     /// The mean.
     pub(crate) fn mean(&self) -> f64 {
         let most = self.begins * 2.0 + self.batch.far();
-        let sound = |x: f64| {
-            let off = self.deviation * 3.0_f64.sqrt();
-            let at = |off: f64| self.ended(0.0, (self.begins + off).max(0.0), x);
-            (at(-off) + 4.0 * at(0.0) + at(off)) / 6.0
-        };
-        let median = rising(0.0, most, 18, |x| sound(x) >= 0.5);
-        self.wedged.iter().map(|(wedged, chance)| chance * self.mean_with(*wedged, median)).sum()
+        let median = rising(0.0, most, 16, |x| self.ended(0.0, self.begins, x) >= 0.5);
+        self.wedged.iter().map(|(wedged, chance, begins)| chance * self.mean_with(*wedged, *begins, median)).sum()
     }
 
-    fn mean_with(&self, wedged: f64, median: f64) -> f64 {
+    fn mean_with(&self, wedged: f64, begins: f64, median: f64) -> f64 {
         if wedged == 0.0 {
             return median;
         }
-        let begins = self.begins_with(wedged);
         // The last of the wedged begins, of so many at random times.
         let last = begins * (1.0 - (self.first / self.batches).powf(wedged)) * wedged / (wedged + 1.0);
         (median + begins - self.begins).max(last + self.stuck + self.redo)

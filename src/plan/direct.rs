@@ -167,12 +167,17 @@ impl Pool {
 
     /// The curves are the same for every `n`.
     pub(crate) fn curves(&self) -> Curves<'_> {
-        let openings = self.openings();
-        let each = self.members.iter().zip(&openings);
-        Curves { pool: self, curves: each.map(|(member, opened)| member.admitted(*opened)).collect() }
+        self.opened(self.openings())
     }
 
-    pub(crate) fn twice(&self, lever: Lever) -> Pool {
+    fn opened(&self, openings: Vec<f64>) -> Curves<'_> {
+        let each = self.members.iter().zip(&openings);
+        let curves = each.map(|(member, opened)| member.admitted(*opened)).collect();
+        let far = self.members.iter().map(|member| member.latency.far()).collect();
+        Curves { pool: self, openings, curves, far }
+    }
+
+    fn twice(&self, lever: Lever) -> Pool {
         let mut pool = self.clone();
         if lever == Lever::Client {
             pool.client *= 2.0;
@@ -198,7 +203,10 @@ impl Pool {
 #[derive(Debug)]
 pub(crate) struct Curves<'a> {
     pool: &'a Pool,
+    openings: Vec<f64>,
     curves: Vec<Vec<Piece>>,
+    /// A time that hardly a call of each org takes.
+    far: Vec<f64>,
 }
 
 /// So many calls sent over these curves.
@@ -245,6 +253,12 @@ impl Curves<'_> {
         (at + (n - sum) / rate, 1.0)
     }
 
+    /// The median time of so many calls with one limit doubled.
+    pub(crate) fn relieved(&self, lever: Lever, n: f64) -> f64 {
+        // When first calls are answered has nothing to do with limits.
+        self.pool.twice(lever).opened(self.openings.clone()).run(n).median()
+    }
+
     pub(crate) fn run(&self, n: f64) -> Run<'_> {
         let (sent, last) = self.reach(n);
         let stretch = (n / self.pool.client / sent.max(NOTHING)).max(1.0);
@@ -256,16 +270,16 @@ impl Run<'_> {
     /// The chance, as its logarithm, that by `x` all is answered.
     fn answered(&self, x: f64) -> f64 {
         let mut ln = 0.0;
-        for (member, curve) in self.curves.pool.members.iter().zip(&self.curves.curves) {
+        let Curves { pool, curves, far, .. } = self.curves;
+        for ((member, curve), far) in pool.members.iter().zip(curves).zip(far) {
             let latency = &member.latency;
-            let far = latency.far();
             for (nth, piece) in curve.iter().enumerate() {
                 if piece.from > self.sent {
                     break;
                 }
                 let until = curve.get(nth + 1).map_or(f64::INFINITY, |next| next.from).min(self.sent);
                 let (from, until) = (piece.from * self.stretch, until * self.stretch);
-                if x - until > far {
+                if x - until > *far {
                     continue;
                 }
                 // Each of many is late with a small chance: the chance that none is, is Poisson's.
@@ -283,7 +297,7 @@ impl Run<'_> {
 
     /// When everything but the latest calls is done, by which they are late: with this chance.
     fn ends(&self, part: f64, times: u32) -> f64 {
-        let most = self.curves.pool.members.iter().map(|member| member.latency.far()).fold(0.0, f64::max);
+        let most = self.curves.far.iter().copied().fold(0.0, f64::max);
         let (from, part) = (self.sent * self.stretch, part.ln());
         rising((most * 1e-5).ln(), most.ln(), times, |ln| self.answered(from + ln.exp()) >= part).exp() + from
     }
@@ -311,10 +325,15 @@ impl Run<'_> {
         self.ends(0.5, 20)
     }
 
-    /// The time by which all is answered, with this chance.
-    pub(crate) fn quantile(&self, part: f64) -> f64 {
-        let median = self.ends(0.5, 26);
-        let (tail, drift) = (self.ends(part, 26) - median, normal_quantile(part) * self.deviation());
-        (median + tail.hypot(drift).copysign(part - 0.5)).max(0.0)
+    /// The times by which all is answered, with these chances.
+    pub(crate) fn quantiles<const N: usize>(&self, parts: [f64; N]) -> [f64; N] {
+        let (median, deviation) = (self.ends(0.5, 20), self.deviation());
+        parts.map(|part| {
+            if part == 0.5 {
+                return median;
+            }
+            let (tail, drift) = (self.ends(part, 20) - median, normal_quantile(part) * deviation);
+            (median + tail.hypot(drift).copysign(part - 0.5)).max(0.0)
+        })
     }
 }

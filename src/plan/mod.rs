@@ -80,6 +80,8 @@ pub use workload::{Objective, Tokens, Workload};
 
 /// How likely a deadline must be kept.
 const SURE: f64 = 0.9;
+/// What an estimate tells.
+const RANGE: [f64; 3] = [1.0 - SURE, 0.5, SURE];
 /// Batches are clearly sooner if they take less than this part.
 const CLEARLY: f64 = 0.9;
 /// What doubling a limit must shorten a run by for it to bind.
@@ -177,14 +179,14 @@ impl Desk<'_> {
             return Forecast { time: Estimate::default(), cost: self.dollars(0), binds: Binds::Nothing };
         }
         let run = self.curves.run(self.calls(n));
-        Forecast { time: estimate(|part| run.quantile(part), None), cost: self.dollars(n), binds: self.direct_binds() }
+        Forecast { time: estimate(run.quantiles(RANGE), None), cost: self.dollars(n), binds: self.direct_binds() }
     }
 
     /// What shortens the run most when it is doubled.
     fn direct_binds(&self) -> Binds {
         let calls = self.calls(self.work.n);
         let now = self.curves.run(calls).median();
-        let without = |lever| self.pool.twice(lever).curves().run(calls).median();
+        let without = |lever| self.curves.relieved(lever, calls);
         let best = self.pool.levers().map(|lever| (lever, without(lever))).min_by(|a, b| a.1.total_cmp(&b.1));
         let Some((lever, _)) = best.filter(|(_, then)| *then < now * (1.0 - NOTICED)) else { return Binds::Latency };
         // Of those that it stops in the long run, the one that would do most.
@@ -216,7 +218,7 @@ impl Desk<'_> {
         } else {
             Binds::BatchesInFlight
         };
-        Forecast { time: estimate(|part| run.quantile(part), Some(run.mean())), cost, binds }
+        Forecast { time: estimate(RANGE.map(|part| run.quantile(part)), Some(run.mean())), cost, binds }
     }
 
     /// Whether batches are the better half of an even trade: twice as long for half the price is one.
@@ -309,7 +311,7 @@ impl Desk<'_> {
         let n = self.work.n;
         let whole = |count: f64| (count as u64).saturating_mul(lanes.chunk).min(n - 1);
         let in_time = |rows: u64| rows == 0 || lanes.run(rows).quantile(each) <= deadline;
-        let direct_in_time = |rows: u64| self.curves.run(self.calls(n - rows)).quantile(each) <= deadline;
+        let direct_in_time = |rows: u64| self.curves.run(self.calls(n - rows)).quantiles([each])[0] <= deadline;
         let most = lanes.batches(n - 1) as f64;
         let rows = if self.work.objective == Objective::Latency {
             whole(spread::rising(0.0, most, 20, |count| direct_in_time(whole(count.ceil()))).ceil())
@@ -320,7 +322,9 @@ impl Desk<'_> {
             return None;
         }
         let (batch, direct) = (lanes.run(rows), self.curves.run(self.calls(n - rows)));
-        let later = |part: f64| batch.quantile(part.sqrt()).max(direct.quantile(part.sqrt()));
+        let of_each = RANGE.map(f64::sqrt);
+        let direct = direct.quantiles(of_each);
+        let later = [0, 1, 2].map(|i| batch.quantile(of_each[i]).max(direct[i]));
         Some((rows, estimate(later, None)))
     }
 
@@ -380,8 +384,7 @@ impl Desk<'_> {
     }
 }
 
-fn estimate(quantile: impl Fn(f64) -> f64, mean: Option<f64>) -> Estimate {
-    let [p10, median, p90] = [1.0 - SURE, 0.5, SURE].map(&quantile);
+fn estimate([p10, median, p90]: [f64; 3], mean: Option<f64>) -> Estimate {
     // Swanson's mean of three quantiles.
     let mean = mean.unwrap_or(0.3 * p10 + 0.4 * median + 0.3 * p90);
     Estimate { p10: seconds(p10), median: seconds(median), p90: seconds(p90), mean: seconds(mean) }
