@@ -52,10 +52,13 @@ pub(super) struct Tail {
     buffer: Vec<u8>,
 }
 
+/// How many bytes stand before an entry, and how many it has.
+type Place = (u64, usize);
+
 /// Where the tail's entries stand, for readers.
 #[derive(Default)]
 pub(super) struct Places {
-    places: HashMap<Key, (u64, usize)>,
+    places: HashMap<Key, Place>,
     file: Option<File>,
 }
 
@@ -82,7 +85,7 @@ impl Tail {
     pub(super) fn append<'a>(
         &mut self,
         group: impl Iterator<Item = (&'a Key, &'a [u8])>,
-    ) -> Result<Vec<(Key, (u64, usize))>, Fault> {
+    ) -> Result<Vec<(Key, Place)>, Fault> {
         let mut at = self.length;
         let mut places = vec![];
         self.buffer.clear();
@@ -160,7 +163,7 @@ fn make(path: &Path) -> io::Result<File> {
 }
 
 impl Places {
-    pub(super) fn note(&mut self, places: Vec<(Key, (u64, usize))>) {
+    pub(super) fn note(&mut self, places: Vec<(Key, Place)>) {
         self.places.extend(places);
     }
 
