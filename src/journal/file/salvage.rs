@@ -108,7 +108,7 @@ pub(super) fn each_into(path: &Path, tables: &mut Tables, at_once: usize) -> Res
 
 /// Into this bulk, or a new one, which is committed when it is full.
 fn push(tables: &mut Tables, bulk: &mut Option<Bulk>, key: Key, entry: &[u8], at_once: usize) -> Result<(), Fault> {
-    let open = match bulk {
+    let open = match &mut *bulk {
         Some(open) => open,
         none => none.insert(tables.begin()?),
     };
