@@ -234,7 +234,7 @@ fn number_span(number: f64, reference: SystemTime) -> Option<Duration> {
 
 /// RFC 3339. `humantime` reads `Z` only (behind a fraction it even takes `+05:00` for UTC), so the offset is
 /// taken off first.
-fn rfc3339(value: &str) -> Option<SystemTime> {
+pub(crate) fn rfc3339(value: &str) -> Option<SystemTime> {
     let (local, offset) = value.split_at_checked(value.len().checked_sub("+00:00".len())?)?;
     let east = match offset.as_bytes()[0] {
         b'+' => true,

@@ -73,6 +73,7 @@
 //! | every way a provider says "not before" | [`hint`] |
 //! | every way a provider tells a quota, and one of your own | [`dialect`] |
 //! | not to send again what was answered, in this run or an earlier one | `journal` (feature `journal`) |
+//! | the same requests at half the price, within a day | `batch` (feature `batch`) |
 //! | a stream of requests in, outcomes out | [`drive`] |
 //! | to be told of cuts, holds, retries, dead orgs | [`observe`] |
 //! | to tell other programs what is left of the quotas | [`headroom`] |
@@ -82,7 +83,7 @@
 //! # Features
 //!
 //! None is on by default. `client`: a ready-made hyper client; `rustls`: the same with HTTPS; `http2`: what HTTP/2 says was not
-//! processed is told from what broke, where a client of yours speaks it; `config`: pools from TOML; `ietf`: the IETF `RateLimit` fields as one more [dialect](dialect); `journal`: answers kept in a file (this one needs Rust 1.90, all others 1.85); `sim`: the simulated provider.
+//! processed is told from what broke, where a client of yours speaks it; `config`: pools from TOML; `ietf`: the IETF `RateLimit` fields as one more [dialect](dialect); `journal`: answers kept in a file (this one and `batch` need Rust 1.90, all others 1.85); `batch`: the provider's batch API; `sim`: the simulated provider.
 //!
 //! [tower]: https://docs.rs/tower
 
@@ -93,6 +94,8 @@
 pub mod aimd;
 pub mod auth;
 pub mod balance;
+#[cfg(feature = "batch")]
+pub mod batch;
 pub mod call;
 #[cfg(feature = "client")]
 pub mod client;

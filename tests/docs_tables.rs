@@ -13,7 +13,7 @@ const LAYERS: [&str; 11] =
 const CONTRACTS: usize = 9;
 const TRAPS: usize = 30;
 /// The cases, by family. Ids have gaps.
-const CASES: [(&str, &[u32]); 16] = [
+const CASES: [(&str, &[u32]); 17] = [
     ("RA", &[1, 2, 4, 5, 7, 8, 10, 11, 13, 14, 16, 17, 19, 20, 22, 23, 25, 26, 28]),
     ("CL", &[29, 31, 32, 34, 35, 37, 38, 40, 41]),
     ("KEY", &[43, 44, 46, 47, 49, 50]),
@@ -30,6 +30,7 @@ const CASES: [(&str, &[u32]); 16] = [
     ("TWR", &[143, 145, 146, 148, 149]),
     ("RES", &[116, 118, 119, 121, 122]),
     ("MEM", &[127, 128, 130]),
+    ("BAT", &[101, 107, 109, 115]),
 ];
 
 fn read(path: &str) -> String {

@@ -5,6 +5,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use bytes::Bytes;
 use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
@@ -84,6 +85,13 @@ impl<B> Held<B> {
     /// The body inside.
     pub fn get_ref(&self) -> &B {
         &self.inner
+    }
+}
+
+/// A body that keeps no slot.
+impl<B: From<Bytes>> From<Bytes> for Held<B> {
+    fn from(bytes: Bytes) -> Self {
+        Held { inner: B::from(bytes), permit: None }
     }
 }
 

@@ -70,6 +70,8 @@ mod seal;
 mod service;
 mod store;
 
+#[cfg(feature = "batch")]
+pub use self::file::FileAsk;
 pub use self::{
     body::JournalBody,
     file::{FilePut, FileStore, FileStoreBuilder, OpenError},

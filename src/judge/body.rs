@@ -78,6 +78,13 @@ impl<B> Default for Answer<B> {
     }
 }
 
+/// All of it, gathered: for answers that come by another way than over the wire, out of a batch for instance.
+impl<B> From<Bytes> for Answer<B> {
+    fn from(bytes: Bytes) -> Self {
+        Answer::whole(bytes, None)
+    }
+}
+
 impl<B> Body for Answer<B>
 where
     B: Body + Unpin,

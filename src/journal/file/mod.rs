@@ -127,6 +127,43 @@ impl FileStore {
     }
 }
 
+#[cfg(feature = "batch")]
+impl FileStore {
+    /// Does something else with the file than to keep entries, on the thread that writes, in the order in which it is asked. What it has
+    /// committed is safe.
+    pub(crate) fn ask<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&redb::Database) -> Result<T, redb::Error> + Send + 'static,
+    ) -> FileAsk<T> {
+        FileAsk { done: self.shared().ask(ask) }
+    }
+}
+
+/// Resolves when what was asked of the file is done. Dropped, it is done all the same.
+#[cfg(feature = "batch")]
+pub struct FileAsk<T> {
+    done: oneshot::Receiver<Result<T, StoreError>>,
+}
+
+#[cfg(feature = "batch")]
+impl<T> Future for FileAsk<T> {
+    type Output = Result<T, BoxError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Poll::Ready(match ready!(Pin::new(&mut self.done).poll(cx)) {
+            Ok(done) => done.map_err(Into::into),
+            Err(_) => Err("the journal's writer has ended".into()),
+        })
+    }
+}
+
+#[cfg(feature = "batch")]
+impl<T> fmt::Debug for FileAsk<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileAsk").finish_non_exhaustive()
+    }
+}
+
 impl Store for FileStore {
     type Get = Ready<Result<Option<Bytes>, BoxError>>;
     type Put = FilePut;

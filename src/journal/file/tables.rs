@@ -249,3 +249,11 @@ impl View {
 fn out_of_order() -> Fault {
     Fault::Damaged("its entries are out of order".to_owned())
 }
+
+#[cfg(feature = "batch")]
+impl Tables {
+    /// Runs what asks the engine for something else than entries.
+    pub(super) fn ask<T>(&self, ask: impl FnOnce(&Database) -> Result<T, redb::Error>) -> Result<T, Fault> {
+        caught(|| ask(self.database.get()).map_err(Fault::from))
+    }
+}

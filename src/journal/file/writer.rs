@@ -28,9 +28,13 @@ struct Put {
     done: oneshot::Sender<Result<(), StoreError>>,
 }
 
+/// What else is to be done with the tables, by the one who writes; with none if they are not open.
+type Job = Box<dyn FnOnce(Option<&Tables>) + Send>;
+
 #[derive(Default)]
 struct Queue {
     puts: Vec<Put>,
+    jobs: Vec<Job>,
     /// The last handle is gone: what is here is the last group.
     closing: bool,
     /// Nobody takes anything from here any more.
@@ -84,10 +88,33 @@ impl Shared {
         told
     }
 
+    /// Does something else with the file, between two groups.
+    #[cfg(feature = "batch")]
+    pub(super) fn ask<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&redb::Database) -> Result<T, redb::Error> + Send + 'static,
+    ) -> oneshot::Receiver<Result<T, StoreError>> {
+        let (done, told) = oneshot::channel();
+        let path = self.path.display().to_string();
+        let job = move |tables: Option<&Tables>| {
+            let not_open = Fault::Damaged("it is not open".to_owned());
+            let asked = tables.map_or(Err(not_open), |tables| tables.ask(ask));
+            let _ = done.send(asked.map_err(|fault| StoreError::new(format!("{path} does not work: {fault:?}"))));
+        };
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue.ended {
+            return told;
+        }
+        queue.jobs.push(Box::new(job));
+        drop(queue);
+        self.arrived.notify_one();
+        told
+    }
+
     /// What comes next. `sync_in` is how long the disk may wait.
     fn next(&self, sync_in: Option<Duration>) -> Next {
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let idle = |queue: &mut Queue| queue.puts.is_empty() && !queue.closing;
+        let idle = |queue: &mut Queue| queue.puts.is_empty() && queue.jobs.is_empty() && !queue.closing;
         let mut queue = match sync_in {
             None => self.arrived.wait_while(queue, idle).unwrap_or_else(PoisonError::into_inner),
             Some(left) => self.arrived.wait_timeout_while(queue, left, idle).unwrap_or_else(PoisonError::into_inner).0,
@@ -95,13 +122,14 @@ impl Shared {
         if idle(&mut queue) {
             return Next::Sync;
         }
-        if !self.linger.is_zero() && !queue.closing && queue.puts.len() < FULL {
-            let more = |queue: &mut Queue| !queue.closing && queue.puts.len() < FULL;
+        // Whoever asks for something else is alone with it.
+        let more = |queue: &mut Queue| !queue.closing && queue.jobs.is_empty() && queue.puts.len() < FULL;
+        if !self.linger.is_zero() && more(&mut queue) {
             let waited = self.arrived.wait_timeout_while(queue, self.linger, more);
             queue = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        let puts = mem::take(&mut queue.puts);
-        if puts.is_empty() { Next::End } else { Next::Group(puts) }
+        let (puts, jobs) = (mem::take(&mut queue.puts), mem::take(&mut queue.jobs));
+        if puts.is_empty() && jobs.is_empty() { Next::End } else { Next::Work(puts, jobs) }
     }
 
     /// Readers have the tables as they are now.
@@ -165,7 +193,7 @@ impl Shared {
 
 /// What the writer does next.
 enum Next {
-    Group(Vec<Put>),
+    Work(Vec<Put>, Vec<Job>),
     Sync,
     End,
 }
@@ -219,9 +247,10 @@ fn run(shared: &Shared, mut tables: Option<Tables>, mut tail: Tail) {
         match shared.next(sync_in) {
             Next::End => break,
             Next::Sync => drop(told(shared.sync(&mut tail))),
-            Next::Group(group) => {
+            Next::Work(group, jobs) => {
                 let written = match shared.broken.get() {
                     Some(broken) => Err(broken.clone()),
+                    None if group.is_empty() => Ok(()),
                     None => told(shared.append(&mut tail, &group)),
                 };
                 for put in group {
@@ -230,6 +259,7 @@ fn run(shared: &Shared, mut tables: Option<Tables>, mut tail: Tail) {
                 if written.is_ok() && tail.is_full(shared.index_after) {
                     drop(told(shared.fold(&mut tables, &mut tail)));
                 }
+                jobs.into_iter().for_each(|job| job(tables.as_ref()));
             }
         }
     }
@@ -251,7 +281,7 @@ impl Drop for End<'_> {
         }
         let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.ended = true;
-        let left = mem::take(&mut queue.puts);
+        let left = (mem::take(&mut queue.puts), mem::take(&mut queue.jobs));
         drop(queue);
         drop(left);
     }

@@ -1,0 +1,665 @@
+//! What all clones of the service share: rows that wait, chunks that are gathered, orgs and how much they have, batches under way.
+//!
+//! Its lock is never held over an await, a waker, or anything of others'.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    fmt, mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU32},
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use tokio::time::Instant;
+
+use super::{
+    BatchApi, BatchFailure, Counts, Group, Remaining, Token,
+    course::Course,
+    law::{Law, Size},
+    record::{self, Phase, Record},
+    store::AnyStore,
+    wire::Wire,
+    works::Works,
+};
+use crate::{
+    journal::{Key, KeyHeaders},
+    judge::JudgeLayer,
+    org::Org,
+    outcome::Class,
+};
+
+/// How often a chunk that is refused as a whole is split to find the row that is to blame.
+pub(super) const SPLITS: u32 = 24;
+
+/// How an org is asked about batches.
+pub(super) struct Line {
+    pub(super) org: Org,
+    pub(super) name: Arc<str>,
+    pub(super) wire: Box<dyn Wire>,
+    /// Says of a row's answer what it means.
+    pub(super) judge: JudgeLayer,
+}
+
+/// What all clones share.
+pub(super) struct Shared {
+    pub(super) works: Arc<Works>,
+    pub(super) api: Arc<dyn BatchApi>,
+    pub(super) store: Box<dyn AnyStore>,
+    pub(super) lines: Vec<Line>,
+    pub(super) law: Law,
+    pub(super) most: Size,
+    pub(super) linger: Duration,
+    pub(super) in_flight: usize,
+    pub(super) headers: KeyHeaders,
+    pub(super) wall: Box<dyn Fn() -> SystemTime + Send + Sync>,
+    pub(super) cancel_on_exit: bool,
+    pub(super) state: Mutex<State>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    /// All that was asked for and not yet handed out.
+    rows: HashMap<Key, Row>,
+    open: HashMap<Group, Open>,
+    /// Chunks that wait for an org.
+    closed: VecDeque<Chunk>,
+    opened: u64,
+    pub(super) orgs: Vec<Places>,
+    next_org: usize,
+    /// Rows of batches that nobody has asked for yet.
+    recorded: HashMap<Key, Token>,
+    /// Batches with such rows; `None` where the record is to be read again.
+    records: HashMap<Token, Option<Record>>,
+    /// Ids of batches that are ours.
+    pub(super) known: HashMap<Arc<str>, Token>,
+    /// Batches under way.
+    pub(super) batches: BTreeMap<Token, Seen>,
+    answered: u64,
+    handed_back: u64,
+    pub(super) closing: Option<Closing>,
+    /// Who waits for the end of all.
+    pub(super) closers: Vec<u64>,
+    pub(super) cancelled: Vec<Remaining>,
+    pub(super) left: Vec<Remaining>,
+}
+
+/// How the service ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Closing {
+    Leaving,
+    Cancelling,
+}
+
+/// A row that is waited for.
+struct Row {
+    place: Place,
+    callers: usize,
+    /// Those of them that have been polled.
+    waiting: Vec<u64>,
+    /// In how many batches it was that have not answered it.
+    tries: u8,
+    end: Option<End>,
+    /// Somebody has been given it.
+    told: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Gathered,
+    Batch(Token),
+}
+
+/// How a row ends.
+#[derive(Clone)]
+pub(super) enum End {
+    Answer(Response<Bytes>),
+    /// With the body of its request, where it can be had.
+    Back(BatchFailure, Option<Bytes>),
+}
+
+/// What a caller is told.
+pub(super) struct Told {
+    pub(super) end: End,
+    /// Another caller was told before: what was used is counted there.
+    pub(super) again: bool,
+}
+
+/// A row on its way into a batch.
+#[derive(Clone)]
+pub(super) struct Gathered {
+    pub(super) key: Key,
+    pub(super) line: Bytes,
+    pub(super) body: Bytes,
+    pub(super) weight: usize,
+}
+
+/// A chunk that is gathered.
+struct Open {
+    rows: Vec<Gathered>,
+    size: Size,
+    number: u64,
+    since: Instant,
+    /// It goes as soon as an org has a place.
+    ripe: bool,
+}
+
+/// Rows that go into one batch.
+pub(super) struct Chunk {
+    pub(super) group: Group,
+    pub(super) rows: Vec<Gathered>,
+    /// How often it may still be split.
+    pub(super) splits: Arc<AtomicU32>,
+    /// How often an org's queue was too full for it.
+    pub(super) crowded: u32,
+}
+
+impl Chunk {
+    fn of(group: Group, rows: Vec<Gathered>) -> Self {
+        Chunk { group, rows, splits: Arc::new(AtomicU32::new(SPLITS)), crowded: 0 }
+    }
+
+    /// Both halves of it.
+    pub(super) fn halves(mut self) -> [Chunk; 2] {
+        let rest = self.rows.split_off(self.rows.len().div_ceil(2));
+        let rest = Chunk { group: self.group.clone(), rows: rest, splits: self.splits.clone(), crowded: self.crowded };
+        [self, rest]
+    }
+}
+
+/// How much an org has.
+#[derive(Default)]
+pub(super) struct Places {
+    taken: usize,
+    pub(super) out: Option<Class>,
+    /// Its queue is full until then, or until one of its batches ends.
+    full_until: Option<Instant>,
+    crowded: u32,
+}
+
+/// What is shown of a batch under way.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    pub(super) org: usize,
+    pub(super) id: Option<Arc<str>>,
+    pub(super) rows: usize,
+    pub(super) phase: Phase,
+    pub(super) counts: Option<Counts>,
+    /// How old it was then.
+    pub(super) age: Duration,
+    pub(super) since: Instant,
+    pub(super) next_poll: Option<Instant>,
+    pub(super) trouble: Option<Arc<str>>,
+}
+
+/// Whom to wake, once nothing is locked.
+#[must_use]
+#[derive(Default)]
+pub(super) struct Wakes(Vec<u64>);
+
+impl Wakes {
+    pub(super) fn wake(self, works: &Works) {
+        if !self.0.is_empty() {
+            works.wake(&self.0);
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing that can panic runs under this lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what earlier processes have left.
+    pub(super) fn remember(&self, records: Vec<Record>) {
+        let mut state = self.lock();
+        let mut records = records;
+        // Of a row that was in several the last one counts.
+        records.sort_by_key(|record| (record.since, record.token));
+        for record in records {
+            if let Some(id) = &record.id {
+                state.known.insert(id.as_str().into(), record.token);
+            }
+            for key in &record.keys {
+                state.recorded.insert(*key, record.token);
+            }
+            state.records.insert(record.token, Some(record));
+        }
+    }
+
+    /// One more caller for `key`.
+    pub(super) fn join(
+        self: &Arc<Self>,
+        key: Key,
+        request: impl FnOnce() -> Request<Bytes>,
+    ) -> Result<(), BatchFailure> {
+        if let Some(joined) = self.join_known(key) {
+            return joined;
+        }
+        let request = request();
+        let row = self.api.row(&record::custom_id(key), &request).map_err(BatchFailure::Row)?;
+        let gathered = Gathered { key, line: row.bytes, body: request.into_body(), weight: row.weight };
+        let mut state = self.lock();
+        // Somebody else may have come meanwhile.
+        if state.closing.is_some() || state.rows.contains_key(&key) || state.recorded.contains_key(&key) {
+            drop(state);
+            return self.join_known(key).unwrap_or(Err(BatchFailure::Closed(None)));
+        }
+        state.rows.insert(key, Row::new(Place::Gathered));
+        let opened = state.gather(row.group, gathered, self.most);
+        drop(state);
+        self.opened(opened);
+        self.pump();
+        Ok(())
+    }
+
+    fn join_known(self: &Arc<Self>, key: Key) -> Option<Result<(), BatchFailure>> {
+        let mut state = self.lock();
+        if state.closing.is_some() {
+            return Some(Err(BatchFailure::Closed(None)));
+        }
+        if let Some(row) = state.rows.get_mut(&key) {
+            row.callers += 1;
+            return Some(Ok(()));
+        }
+        let token = *state.recorded.get(&key)?;
+        state.rows.insert(key, Row::new(Place::Batch(token)));
+        let record = state.records.remove(&token);
+        drop(state);
+        if let Some(record) = record {
+            self.resume(token, record);
+        }
+        Some(Ok(()))
+    }
+
+    /// Goes on with a batch of an earlier time: somebody wants a row of it.
+    fn resume(self: &Arc<Self>, token: Token, record: Option<Record>) {
+        self.works.add(Course::resume(self.clone(), token, record));
+    }
+
+    /// Whether an org of this name can be asked; its place.
+    pub(super) fn line_of(&self, name: &str) -> Option<usize> {
+        self.lines.iter().position(|line| &*line.name == name)
+    }
+
+    /// Rows that go into the next batch.
+    pub(super) fn regather(self: &Arc<Self>, group: &Group, rows: Vec<Gathered>) {
+        let mut state = self.lock();
+        let mut opened = vec![];
+        for gathered in rows {
+            if let Some(row) = state.rows.get_mut(&gathered.key) {
+                row.place = Place::Gathered;
+                opened.extend(state.gather(group.clone(), gathered, self.most));
+            }
+        }
+        drop(state);
+        self.opened(opened);
+        self.pump();
+    }
+
+    /// A chunk that was not submitted waits again, before all others.
+    pub(super) fn requeue(self: &Arc<Self>, chunks: impl IntoIterator<Item = Chunk>) {
+        let mut state = self.lock();
+        for chunk in chunks {
+            for gathered in &chunk.rows {
+                if let Some(row) = state.rows.get_mut(&gathered.key) {
+                    row.place = Place::Gathered;
+                }
+            }
+            state.closed.push_front(chunk);
+        }
+    }
+
+    fn opened(self: &Arc<Self>, opened: impl IntoIterator<Item = (Group, u64)>) {
+        for (group, number) in opened {
+            let shared = self.clone();
+            let ripe_at = Instant::now() + self.linger;
+            self.works.add(async move {
+                tokio::time::sleep_until(ripe_at).await;
+                if let Some(open) = shared.lock().open.get_mut(&group) {
+                    open.ripe |= open.number == number;
+                }
+                shared.pump();
+            });
+        }
+    }
+
+    /// All that is gathered goes as soon as an org has a place.
+    pub(super) fn flush(self: &Arc<Self>) {
+        self.lock().open.values_mut().for_each(|open| open.ripe = true);
+        self.pump();
+    }
+
+    /// Gives chunks to orgs that have a place, in turn.
+    pub(super) fn pump(self: &Arc<Self>) {
+        let now = Instant::now();
+        let (mut courses, mut wakes) = (vec![], Wakes::default());
+        let mut state = self.lock();
+        loop {
+            let is_live = |(line, places): (&Line, &Places)| places.out.is_none() && !line.org.is_out();
+            let live: Vec<_> = self.lines.iter().zip(&state.orgs).map(is_live).collect();
+            if state.closing.is_some() || !live.contains(&true) {
+                let failure = match state.closing {
+                    Some(_) => BatchFailure::Closed(None),
+                    None => BatchFailure::NoOrg { orgs: self.outs(&state) },
+                };
+                while let Some(chunk) = state.next_chunk() {
+                    for row in chunk.rows {
+                        wakes.0.extend(state.end(row.key, None, End::Back(failure.clone(), Some(row.body))).1);
+                    }
+                }
+                break;
+            }
+            let free = |at: &usize| live[*at] && state.orgs[*at].is_free(self.in_flight, now);
+            let count = live.len();
+            let Some(org) = (0..count).map(|step| (state.next_org + step) % count).find(free) else { break };
+            let Some(mut chunk) = state.next_chunk() else { break };
+            chunk.rows.retain(|gathered| state.is_wanted(gathered.key));
+            if chunk.rows.is_empty() {
+                continue;
+            }
+            state.next_org = (org + 1) % count;
+            let token = Token::draw();
+            for gathered in &chunk.rows {
+                if let Some(row) = state.rows.get_mut(&gathered.key) {
+                    row.place = Place::Batch(token);
+                }
+            }
+            courses.push(Course::fresh(self.clone(), token, org, chunk, &mut state));
+        }
+        drop(state);
+        wakes.wake(&self.works);
+        for course in courses {
+            self.works.add(course.run());
+        }
+    }
+
+    fn outs(&self, state: &State) -> Vec<(Arc<str>, Arc<str>)> {
+        let why = |(line, places): (&Line, &Places)| {
+            let why = match places.out {
+                Some(class) => class.name().into(),
+                None => line.org.snapshot().out.map_or_else(|| "out".into(), |out| format!("{out:?}").into()),
+            };
+            (line.name.clone(), why)
+        };
+        self.lines.iter().zip(&state.orgs).map(why).collect()
+    }
+
+    /// Ends a row of this batch; whether somebody waited for it.
+    pub(super) fn end(&self, token: Token, key: Key, end: End) -> bool {
+        let (wanted, wakes) = self.lock().end(key, Some(token), end);
+        Wakes(wakes).wake(&self.works);
+        wanted
+    }
+
+    /// Ends all rows of a batch that are left.
+    pub(super) fn end_all(&self, token: Token, failure: &BatchFailure) {
+        let mut state = self.lock();
+        let left = |(key, row): (&Key, &Row)| (row.place == Place::Batch(token) && row.end.is_none()).then_some(*key);
+        let keys: Vec<_> = state.rows.iter().filter_map(left).collect();
+        let mut wakes = Wakes::default();
+        for key in keys {
+            wakes.0.extend(state.end(key, Some(token), End::Back(failure.clone(), None)).1);
+        }
+        drop(state);
+        wakes.wake(&self.works);
+    }
+
+    /// How a row has ended; else `number` is woken when it has.
+    pub(super) fn told(&self, key: Key, number: Option<u64>) -> Option<Told> {
+        let mut state = self.lock();
+        let row = state.rows.get_mut(&key)?;
+        if row.end.is_none() {
+            row.waiting.extend(number.filter(|number| !row.waiting.contains(number)));
+            return None;
+        }
+        let again = mem::replace(&mut row.told, true);
+        row.callers -= 1;
+        let end = if row.callers == 0 { state.rows.remove(&key).and_then(|row| row.end) } else { row.end.clone() };
+        Some(Told { end: end?, again })
+    }
+
+    /// A caller is gone before it was told.
+    pub(super) fn leave(&self, key: Key, number: Option<u64>) {
+        let mut state = self.lock();
+        let Some(row) = state.rows.get_mut(&key) else { return };
+        row.callers -= 1;
+        row.waiting.retain(|waiting| Some(*waiting) != number);
+        if row.callers > 0 || row.end.is_none() {
+            return;
+        }
+        let gone = state.rows.remove(&key);
+        if let Some(Row { place: Place::Batch(token), end: Some(End::Answer(_)), told: false, .. }) = &gone {
+            // It is paid for: who asks for it again has it from there.
+            state.recorded.insert(key, *token);
+            if !state.batches.contains_key(token) {
+                state.records.entry(*token).or_insert(None);
+            }
+        }
+        drop(state);
+        drop(gone);
+    }
+
+    /// Whether all is done that somebody waits for in this batch; then it is under way no more. Its rows in `unclaimed` are found again by
+    /// who asks for them.
+    pub(super) fn finish(self: &Arc<Self>, record: &Record, unclaimed: &[Key]) -> bool {
+        let token = record.token;
+        let mut state = self.lock();
+        let waits = |key: &Key| {
+            state
+                .rows
+                .get(key)
+                .is_some_and(|row| row.place == Place::Batch(token) && row.end.is_none() && row.callers > 0)
+        };
+        if record.keys.iter().any(waits) {
+            return false;
+        }
+        for key in &record.keys {
+            let gone = |row: &Row| row.place == Place::Batch(token) && row.end.is_none();
+            if state.rows.get(key).is_some_and(gone) {
+                state.rows.remove(key);
+            }
+        }
+        for key in unclaimed {
+            state.recorded.insert(*key, token);
+        }
+        let is_recorded = record.keys.iter().any(|key| state.recorded.get(key) == Some(&token));
+        if is_recorded {
+            state.records.insert(token, Some(record.clone()));
+        }
+        true
+    }
+
+    /// A batch is under way no more.
+    pub(super) fn gone(self: &Arc<Self>, token: Token) {
+        let mut state = self.lock();
+        let seen = state.batches.remove(&token);
+        if let Some(places) = seen.and_then(|seen| state.orgs.get_mut(seen.org)) {
+            places.taken = places.taken.saturating_sub(1);
+            // There is room in its queue.
+            places.full_until = None;
+        }
+        let closers = Wakes(mem::take(&mut state.closers));
+        drop(state);
+        closers.wake(&self.works);
+        self.pump();
+    }
+
+    /// An org's queue is full: no more for it until one of its batches ends, or some time has passed.
+    pub(super) fn crowded(self: &Arc<Self>, org: usize) {
+        let mut state = self.lock();
+        let Some(places) = state.orgs.get_mut(org) else { return };
+        let wait = Duration::from_secs(60).saturating_mul(1 << places.crowded.min(4));
+        places.crowded += 1;
+        let until = Instant::now() + wait;
+        places.full_until = Some(until);
+        drop(state);
+        let shared = self.clone();
+        self.works.add(async move {
+            tokio::time::sleep_until(until).await;
+            shared.pump();
+        });
+    }
+
+    pub(super) fn see(&self, token: Token, change: impl FnOnce(&mut Seen)) {
+        if let Some(seen) = self.lock().batches.get_mut(&token) {
+            change(seen);
+        }
+    }
+
+    /// Nothing new is taken, and all works come to their end.
+    pub(super) fn close(self: &Arc<Self>, how: Closing) {
+        let mut state = self.lock();
+        // Who cancels has the last word.
+        state.closing = Some(state.closing.map_or(how, |before| if before == how { how } else { Closing::Cancelling }));
+        drop(state);
+        self.pump();
+        self.works.stir();
+    }
+
+    /// What runs at the provider now.
+    pub(super) fn running(&self) -> Vec<Remaining> {
+        let state = self.lock();
+        let of = |seen: &Seen| {
+            let is_over = seen.phase == Phase::Ended;
+            let id = seen.id.clone().filter(|_| !is_over)?;
+            Some(Remaining { org: self.lines[seen.org].name.clone(), id })
+        };
+        state.batches.values().filter_map(of).collect()
+    }
+}
+
+impl State {
+    /// Nothing yet, with so many orgs.
+    pub(super) fn of(orgs: usize) -> Self {
+        State { orgs: (0..orgs).map(|_| Places::default()).collect(), ..State::default() }
+    }
+
+    /// Puts a row into the open chunk of its group; a new one is to be closed in time.
+    fn gather(&mut self, group: Group, gathered: Gathered, most: Size) -> Option<(Group, u64)> {
+        let (weight, bytes) = (gathered.weight, gathered.line.len());
+        if self.open.get(&group).is_some_and(|open| !open.size.with(weight, bytes).fits(most)) {
+            self.close(&group);
+        }
+        let mut opened = None;
+        let open = self.open.entry(group.clone()).or_insert_with(|| {
+            self.opened += 1;
+            opened = Some((group.clone(), self.opened));
+            Open { rows: vec![], size: Size::default(), number: self.opened, since: Instant::now(), ripe: false }
+        });
+        open.size = open.size.with(weight, bytes);
+        open.rows.push(gathered);
+        if open.size.is_full(most) {
+            self.close(&group);
+            return None;
+        }
+        opened
+    }
+
+    fn close(&mut self, group: &Group) {
+        if let Some(open) = self.open.remove(group) {
+            self.closed.push_back(Chunk::of(group.clone(), open.rows));
+        }
+    }
+
+    /// The next one to go: a full one, else the oldest that has waited long enough. With the service closing, any.
+    fn next_chunk(&mut self) -> Option<Chunk> {
+        if let Some(chunk) = self.closed.pop_front() {
+            return Some(chunk);
+        }
+        let all = self.closing.is_some();
+        let ripe = self.open.iter().filter(|(_, open)| open.ripe || all).min_by_key(|(_, open)| open.since);
+        let group = ripe.map(|(group, _)| group.clone())?;
+        self.close(&group);
+        self.closed.pop_front()
+    }
+
+    /// Whether somebody waits for a row; one for which nobody does is forgotten.
+    fn is_wanted(&mut self, key: Key) -> bool {
+        let wanted = self.rows.get(&key).is_some_and(|row| row.callers > 0);
+        if !wanted {
+            self.rows.remove(&key);
+        }
+        wanted
+    }
+
+    /// Ends a row, if it is where it is said to be: whether somebody waited for it, and whom to wake.
+    fn end(&mut self, key: Key, of: Option<Token>, end: End) -> (bool, Vec<u64>) {
+        let place = of.map_or(Place::Gathered, Place::Batch);
+        let Some(row) = self.rows.get_mut(&key).filter(|row| row.place == place && row.end.is_none()) else {
+            return (false, vec![]);
+        };
+        if row.callers == 0 {
+            self.rows.remove(&key);
+            return (false, vec![]);
+        }
+        match end {
+            End::Answer(_) => self.answered += 1,
+            End::Back(..) => self.handed_back += 1,
+        }
+        row.end = Some(end);
+        self.recorded.remove(&key);
+        (true, mem::take(&mut row.waiting))
+    }
+
+    /// Whether a row of this batch is waited for; in how many batches it was before.
+    pub(super) fn waits(&self, token: Token, key: Key) -> Option<u8> {
+        let row = self.rows.get(&key)?;
+        (row.place == Place::Batch(token) && row.end.is_none() && row.callers > 0).then_some(row.tries)
+    }
+
+    /// One batch more has not answered it.
+    pub(super) fn tried(&mut self, key: Key) {
+        if let Some(row) = self.rows.get_mut(&key) {
+            row.tries += 1;
+        }
+        self.recorded.remove(&key);
+    }
+
+    /// There is no such batch.
+    pub(super) fn forget_recorded(&mut self, key: Key, token: Token) {
+        if self.recorded.get(&key) == Some(&token) {
+            self.recorded.remove(&key);
+        }
+    }
+
+    pub(super) fn take_place(&mut self, org: usize) {
+        if let Some(places) = self.orgs.get_mut(org) {
+            places.taken += 1;
+        }
+    }
+
+    pub(super) fn not_crowded(&mut self, org: usize) {
+        if let Some(places) = self.orgs.get_mut(org) {
+            places.crowded = 0;
+        }
+    }
+
+    /// Rows that are gathered, that wait for a place, and that are in batches; then what was answered and handed back.
+    pub(super) fn figures(&self) -> [u64; 5] {
+        let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+        let gathered = self.open.values().map(|open| open.rows.len()).sum();
+        let queued = self.closed.iter().map(|chunk| chunk.rows.len()).sum();
+        let in_batches = self.rows.values().filter(|row| row.place != Place::Gathered && row.end.is_none()).count();
+        [count(gathered), count(queued), count(in_batches), self.answered, self.handed_back]
+    }
+}
+
+impl Row {
+    fn new(place: Place) -> Self {
+        Row { place, callers: 1, waiting: vec![], tries: 0, end: None, told: false }
+    }
+}
+
+impl Places {
+    fn is_free(&self, in_flight: usize, now: Instant) -> bool {
+        self.taken < in_flight && self.full_until.is_none_or(|until| until <= now)
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("api", &self.api).finish_non_exhaustive()
+    }
+}
