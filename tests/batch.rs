@@ -138,6 +138,7 @@ async fn requests_are_answered_out_of_batches_in_whatever_order_they_come() {
     assert!(provider.billed().values().all(|times| *times == 1));
     let now = service.handle().snapshot();
     assert_eq!((now.gathered, now.queued, now.in_batches, now.answered, now.handed_back), (0, 0, 0, 25, 0));
+    assert_eq!((now.submitted, now.resumed, now.ended), (3, 0, 3));
 }
 
 #[tokio::test(start_paused = true)]
@@ -630,7 +631,8 @@ async fn settings_out_of_range_are_refused_by_name() {
         ("linger", base().linger(secs(3_601))),
         ("poll", base().poll(Duration::ZERO, secs(120))),
         ("poll", base().poll(secs(60), secs(30))),
-        ("stuck_after", base().stuck_after(Some(secs(1)))),
+        ("stuck_after", base().stuck_after(Some(Duration::from_millis(999)))),
+        ("look_again", base().look_again(Duration::from_millis(999))),
         ("grace", base().grace(secs(1 << 30))),
     ] {
         let opened: Result<BatchService, _> = wrong.open(provider.service()).await;

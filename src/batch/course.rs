@@ -205,6 +205,7 @@ impl Course {
             let found = self.find().await;
             self.found(found, None).await;
         } else {
+            self.shared.lock().batches_so_far[1] += 1;
             self.follow(None).await;
         }
     }
@@ -342,6 +343,7 @@ impl Course {
             let mut state = self.shared.lock();
             state.known.insert(id.clone(), self.record.token);
             state.not_crowded(self.org);
+            state.batches_so_far[0] += 1;
             if let Some(seen) = state.batches.get_mut(&self.record.token) {
                 (seen.id, seen.phase) = (Some(id), Phase::Submitted);
             }
@@ -719,6 +721,7 @@ impl Course {
             shared.see(self.record.token, |seen| (seen.phase, seen.counts) = (Phase::Ended, Some(counts)));
             let unclaimed: Vec<_> = tally.unclaimed.into_iter().collect();
             if shared.finish(&self.record, &unclaimed) {
+                shared.lock().batches_so_far[2] += 1;
                 tracing::info!(batch = %self.name(), rows = keys.len(), ?counts, ?ending, "a batch has ended");
                 return Ok(());
             }

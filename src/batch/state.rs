@@ -75,6 +75,8 @@ pub(super) struct State {
     pub(super) known: HashMap<Arc<str>, Token>,
     /// Batches under way.
     pub(super) batches: BTreeMap<Token, Seen>,
+    /// Those submitted, those of earlier processes, and those of both that have ended.
+    pub(super) batches_so_far: [u64; 3],
     answered: u64,
     handed_back: u64,
     pub(super) closing: Option<Closing>,
