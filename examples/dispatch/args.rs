@@ -136,6 +136,43 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10s")]
     pub(crate) grace: Duration,
 
+    /// Which way requests go: each at once, or in the provider's batches, at half the price and within a day. Default direct.
+    ///
+    /// What is known of batches is kept in the journal: a run that was ended, however, goes on with the batches that it had submitted, and none
+    /// is paid for twice. What no batch answers goes directly. Batches of OpenAI's API are of one endpoint each.
+    #[arg(long, value_enum)]
+    pub(crate) route: Option<RouteArg>,
+
+    /// The most rows of a batch. Default 1000: much larger ones were seen to starve for hours.
+    #[arg(long, value_name = "N", value_parser = at_least_one::<NonZeroUsize>)]
+    pub(crate) batch_rows: Option<NonZeroUsize>,
+
+    /// How many batches an org has at once. Default 4.
+    #[arg(long, value_name = "N", value_parser = at_least_one::<NonZeroUsize>)]
+    pub(crate) batch_in_flight: Option<NonZeroUsize>,
+
+    /// How long a batch that is not full waits for more rows. Default 2s; with the end of the input it goes at once.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) batch_linger: Option<Duration>,
+
+    /// How long after its submission a batch is first asked about; later up to four times as rarely. Default 30s; at least 1s.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) batch_poll: Option<Duration>,
+
+    /// After how long without a success a batch is cancelled, and what it has not done is sent directly. Default 4h.
+    ///
+    /// Anthropic counts no success before a batch has ended: there it is how long a batch may take.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) batch_stuck_after: Option<Duration>,
+
+    /// How long to wait until a batch whose submission was not answered is looked for again.
+    #[arg(long, value_name = "TIME", value_parser = duration, hide = true, requires = "route")]
+    pub(crate) batch_look_again: Option<Duration>,
+
+    /// When the run is ended early, cancel the batches that run. Else they go on, and are billed; the same command has their answers.
+    #[arg(long)]
+    pub(crate) cancel_on_exit: bool,
+
     /// Write the final report here too, as JSON.
     #[arg(long, value_name = "FILE.json")]
     pub(crate) report: Option<PathBuf>,
@@ -157,7 +194,7 @@ pub(crate) struct Args {
 
     /// Print what the headroom file says, and send nothing: what remained of each quota when the provider said so, and whether that is
     /// fresh (less than a minute old), stale (less than an hour) or very stale.
-    #[arg(long, conflicts_with_all = ["input", "output", "fresh", "retry_failed", "ordered", "report", "prices", "plot", "dry_run", "single_org", "demo_requests", "demo_unlimited", "seed"])]
+    #[arg(long, conflicts_with_all = ["input", "output", "fresh", "retry_failed", "ordered", "report", "prices", "plot", "dry_run", "route", "single_org", "demo_requests", "demo_unlimited", "seed"])]
     pub(crate) status: bool,
 
     /// The same as JSON.
@@ -203,6 +240,15 @@ impl From<Speech> for Dialect {
             Speech::Openai => Dialect::OpenAi,
         }
     }
+}
+
+/// Which way requests go, as an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RouteArg {
+    /// Each at once.
+    Direct,
+    /// In batches.
+    Batch,
 }
 
 /// How prompts are written, as an argument.

@@ -11,6 +11,7 @@
 //! standard error.
 
 mod args;
+mod batches;
 mod claim;
 mod demo;
 mod descriptors;
@@ -47,7 +48,7 @@ use std::{
 };
 
 use clap::Parser;
-use tower_quota::org::{Dialect, Family, Orgs};
+use tower_quota::org::{BuildError, Dialect, Family, Orgs};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
@@ -79,6 +80,12 @@ impl Failure {
     }
 }
 
+impl From<BuildError> for Failure {
+    fn from(error: BuildError) -> Self {
+        Failure::new(error)
+    }
+}
+
 impl From<BadInput> for Failure {
     fn from(bad: BadInput) -> Self {
         Failure(bad.to_string())
@@ -97,7 +104,8 @@ fn main() -> ExitCode {
     if args.status {
         return ExitCode::from(status::print(args.headroom_file.or_else(status::from_env), args.json));
     }
-    let quiet = if args.quiet { "error" } else { "warn" };
+    // How batches are left is said by this program.
+    let quiet = if args.quiet { "error" } else { "warn,tower_quota::batch::handle=error" };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(quiet));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Stderr);
     log.with_ansi(std::io::stderr().is_terminal()).without_time().with_target(false).init();
@@ -275,8 +283,9 @@ impl Job {
         let prices = Prices::load(args.prices.as_deref()).map_err(|error| Failure(format!("--prices {error}")))?;
         // All that a bad command line may be is found before anything is moved or written.
         writable(args, headroom_file.as_deref())?;
+        let batches = batches::Setting::of(args)?;
         let journal = if args.dry_run { None } else { kept::open(args, fresh)? };
-        let wire = Wire::new(args, &orgs, &families, journal).map_err(Failure::new)?;
+        let wire = Wire::new(args, &orgs, &families, journal, batches.as_ref()).await?;
         let output_name = args.output.as_deref().unwrap_or(Path::new("-"));
         if args.dry_run || !args.quiet {
             let found = resume.text(output_name);
@@ -285,7 +294,8 @@ impl Job {
             }
             let limits = plan::known_limits(headroom_file.as_deref(), &orgs);
             let (what, work, answered) = (&*what, work.as_ref(), resume.restored.all());
-            say(&Plan { what, answered, work, orgs: &orgs, limits, fluid_limit, prices: &prices }.line());
+            let (orgs, prices, batches) = (&orgs, &prices, batches.as_ref());
+            say(&Plan { what, answered, work, orgs, limits, fluid_limit, prices, batches }.line());
         }
         if args.dry_run {
             let mut read = resume.restored.all();
