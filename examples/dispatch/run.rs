@@ -329,11 +329,9 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
         }
     }
     let peak_live = drive.peak_live();
-    if let (Some(batches), Some(early), None) = (&batches, &early, &shutdown) {
-        // Those that end with the output have not begun to close yet.
-        if matches!(early, Early::Output) {
-            shutdown = tokio::time::timeout(grace, close(batches)).await.ok();
-        }
+    if let (Some(batches), None) = (&batches, &shutdown) {
+        // Where the output ended the run they run still; else the last one's record is to be written to its end.
+        shutdown = tokio::time::timeout(grace, close(batches)).await.ok();
     }
     if let Some(shutdown) = &shutdown {
         batches::left(shutdown, again.as_deref()).iter().for_each(|text| say(text));
