@@ -346,12 +346,7 @@ async fn a_row_for_which_a_whole_batch_is_refused_is_found_and_handed_back() {
 fn route(
     provider: &Provider,
     service: &BatchService,
-) -> impl Service<
-    Request<Body>,
-    Response = Response<BatchBody>,
-    Error = RouteError<BoxError, Request<Body>>,
-    Future = impl std::future::Future<Output = Result<Response<BatchBody>, RouteError<BoxError, Request<Body>>>>,
-> + Clone {
+) -> impl Service<Request<Body>, Response = Response<BatchBody>, Error = RouteError<BoxError, Request<Body>>> + Clone {
     let client = provider.service();
     let direct = tower::service_fn(move |mut request: Request<Body>| {
         let client = client.clone();
@@ -494,7 +489,7 @@ async fn whoever_drives_may_be_dropped_at_any_point_and_another_goes_on() {
                 drop(rows.remove(at));
                 dropped += 1;
             } else if rows[at].poll().is_ready() {
-                rows.remove(at);
+                drop(rows.remove(at));
                 answered += 1;
             }
             calls += 1;
@@ -550,6 +545,89 @@ async fn an_answer_that_nobody_took_is_read_again_for_who_asks_again() {
     let mut again = [task::spawn(service.clone().call(ask("row 1")))];
     answers(&mut again, secs(600)).await;
     assert_eq!((provider.created(), provider.calls_of(&Method::GET, "results")), (1, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_and_asks_again_at_whatever_moment_has_the_answer_of_the_same_batch() {
+    // Calls take eight seconds, so that moments fall into the create, a poll, and the results.
+    for resumed in [false, true] {
+        for leaves in (0..110).step_by(6) {
+            for after in [1, 7, 30] {
+                let provider = Provider::new();
+                provider.slow(secs(8)).plan([Plan { takes: Some(secs(40)), ..Plan::default() }]);
+                let store = MemoryBatches::new();
+                let mut service = service(&provider, &["a"], &store).await;
+                let mut some = rows(&service, prompts(10));
+                if resumed {
+                    run(&mut some, secs(20)).await;
+                    drop((some, service));
+                    service = self::service(&provider, &["a"], &store).await;
+                    some = rows(&service, prompts(2));
+                }
+                let mut ends: Vec<_> = some.iter().map(|_| None).collect();
+                for second in 0..400 {
+                    if second == leaves && ends[1].is_none() {
+                        some[1] = task::spawn(service.clone().call(ask("nobody asks")));
+                    }
+                    if second == leaves + after && ends[1].is_none() {
+                        some[1] = task::spawn(service.clone().call(ask("row 1")));
+                        if let std::task::Poll::Ready(end) = some[1].poll() {
+                            ends[1] = Some(end);
+                        }
+                    }
+                    let away = second >= leaves && second < leaves + after;
+                    for (row, (some, end)) in some.iter_mut().zip(&mut ends).enumerate() {
+                        if end.is_none() && some.is_woken() && !(away && row == 1) {
+                            if let std::task::Poll::Ready(of) = some.poll() {
+                                *end = Some(of);
+                            }
+                        }
+                    }
+                    tokio::time::sleep(secs(1)).await;
+                }
+                for (row, end) in ends.into_iter().enumerate() {
+                    let end = end.unwrap_or_else(|| panic!("{row} of {leaves} + {after} has not ended"));
+                    assert_eq!(said_by(&end.unwrap()), format!("answer to row {row}"));
+                }
+                assert_eq!(
+                    provider.created(),
+                    1,
+                    "left after {leaves} s, came back after {after} s, resumed: {resumed}"
+                );
+                assert!(provider.billed().values().all(|times| *times == 1));
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn callers_on_several_threads_are_all_answered() {
+    let provider = Provider::new();
+    let takes = Some(Duration::from_millis(300));
+    provider.plan([(); 60].map(|()| Plan { takes, ..Plan::default() }));
+    let service = builder(&provider, &["a", "b"], &MemoryBatches::new()).chunk_rows(20).poll(secs(1), secs(1));
+    let service: BatchService = service.linger(Duration::from_millis(50)).open(provider.service()).await.unwrap();
+    let callers: Vec<_> = (0..400)
+        .map(|row| {
+            let service = service.clone();
+            tokio::spawn(async move {
+                let answer = service.oneshot(ask(&format!("row {row}")));
+                // Some are impatient, once.
+                match row % 7 {
+                    0 => tokio::time::timeout(Duration::from_millis(row % 90), answer).await.ok(),
+                    _ => Some(answer.await),
+                }
+            })
+        })
+        .collect();
+    for (row, caller) in callers.into_iter().enumerate() {
+        if let Some(end) = caller.await.unwrap() {
+            assert_eq!(said_by(&end.unwrap()), format!("answer to row {row}"));
+        } else {
+            assert_eq!(row % 7, 0);
+        }
+    }
+    assert!(provider.billed().values().all(|times| *times == 1));
 }
 
 // Gathering, orgs and bounds.

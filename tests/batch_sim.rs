@@ -21,8 +21,8 @@ use tower_quota::{
     journal::FileStore,
     judge::Answer,
     org::{Credential, Dialect, Org, Orgs},
-    outcome::{BoxError, Class, Stamp},
-    retry::RateLimitRetryLayer,
+    outcome::{BoxError, Class, Error, Stamp},
+    retry::{RateLimitRetryLayer, RetryError},
     sim::{BatchConfig, Config, Latency, OrgConfig, Sim, SimBody, SimError},
     stack::Stack,
 };
@@ -78,15 +78,10 @@ fn ask(dialect: Dialect, row: usize, word: Option<&str>) -> Request<Body> {
     Request::post(path).body(Full::new(Bytes::from(body.to_string()))).unwrap()
 }
 
+type Ended = Result<Response<AnswerBody>, DriveError<RouteError<RetryError<Request<Body>, Error>, Request<Body>>>>;
+
 /// What a request came to, without what differs between two calls.
-fn end(
-    end: Result<
-        Response<AnswerBody>,
-        DriveError<
-            RouteError<tower_quota::retry::RetryError<Request<Body>, tower_quota::outcome::Error>, Request<Body>>,
-        >,
-    >,
-) -> String {
+fn end(end: Ended) -> String {
     match end {
         Ok(answer) => {
             let stamp = answer.extensions().get::<Stamp>().unwrap();

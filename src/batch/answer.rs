@@ -15,7 +15,7 @@ use http_body::{Body, Frame, SizeHint};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::Remaining;
+use super::RemoteBatch;
 use crate::{
     judge::JudgeLayer,
     org::Org,
@@ -59,7 +59,7 @@ impl Body for BatchBody {
 
 /// A response extension: the answer came out of a batch, at a batch's price.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Batched(pub Remaining);
+pub struct Batched(pub RemoteBatch);
 
 /// What the judge is asked around: an answer that has come already.
 struct Echo(Option<Response<BatchBody>>);
@@ -79,7 +79,7 @@ impl Service<Request<BatchBody>> for Echo {
 }
 
 /// The same answer, stamped with what it means.
-pub(super) fn judged(judge: &JudgeLayer, answer: Response<Bytes>, org: &Org, batch: &Remaining) -> Response<Bytes> {
+pub(super) fn judged(judge: &JudgeLayer, answer: Response<Bytes>, org: &Org, batch: &RemoteBatch) -> Response<Bytes> {
     let unjudged = answer.clone();
     let mut echo = judge.layer(Echo(Some(answer.map(BatchBody::from))));
     // Nothing in it waits.

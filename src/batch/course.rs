@@ -21,7 +21,7 @@ use http::{Request, Response};
 use tokio::time::Instant;
 
 use super::{
-    ApiError, BatchChange, BatchFailure, BatchRows, Counts, Ending, Match, Remaining, Remote, RemoteState, RowEnd,
+    ApiError, BatchChange, BatchFailure, BatchRows, Counts, Ending, Match, Remote, RemoteBatch, RemoteState, RowEnd,
     Submission, Token, answer,
     law::{self, jittered},
     record::{self, Phase, Record, RowHead, Why},
@@ -155,15 +155,20 @@ impl Course {
             }
         };
         let Some(record) = record else {
+            tracing::error!(%token, "the record of a batch is gone");
             shared.end_all(token, &BatchFailure::Broken(None));
+            shared.gone(token);
             return;
         };
         let Some(org) = shared.line_of(&record.org) else {
-            let batch = Remaining { org: record.org.as_str().into(), id: record.id.as_deref().unwrap_or("?").into() };
+            let batch = RemoteBatch { org: record.org.as_str().into(), id: record.id.as_deref().unwrap_or("?").into() };
             tracing::warn!(%batch, "a row is in a batch of an org that is not in the pool");
-            shared.end_all(token, &BatchFailure::OrgOut { batch, class: Class::NoOrg });
-            let keys = record.keys.clone();
-            shared.finish(&record, &keys);
+            let failure = BatchFailure::OrgOut { batch, class: Class::NoOrg };
+            shared.end_all(token, &failure);
+            while !shared.finish(&record, &record.keys) {
+                shared.end_all(token, &failure);
+            }
+            shared.gone(token);
             return;
         };
         let age = (shared.wall)().duration_since(record.since).unwrap_or_default();
@@ -176,7 +181,6 @@ impl Course {
     }
 
     fn enter(&self, state: &mut State) {
-        state.take_place(self.org);
         let seen = Seen {
             org: self.org,
             id: self.record.id.as_deref().map(Into::into),
@@ -188,7 +192,7 @@ impl Course {
             next_poll: None,
             trouble: None,
         };
-        state.batches.insert(self.record.token, seen);
+        state.enter(self.record.token, seen);
     }
 
     pub(super) async fn run(mut self) {
@@ -292,7 +296,7 @@ impl Course {
         match not {
             Not::Out(class) => {
                 self.org_is_out(class);
-                self.shared.requeue([chunk]);
+                self.shared.requeue(self.record.token, [chunk]);
             }
             Not::Crowded(said) => {
                 tracing::info!(org = &*org, said, "the org's queue of batches is full: its rows wait");
@@ -311,9 +315,9 @@ impl Course {
     fn requeue_smaller(&self, mut chunk: Chunk) {
         chunk.crowded += 1;
         if chunk.crowded > 1 && chunk.rows.len() > 1 {
-            self.shared.requeue(chunk.halves().into_iter().rev());
+            self.shared.requeue(self.record.token, chunk.halves().into_iter().rev());
         } else {
-            self.shared.requeue([chunk]);
+            self.shared.requeue(self.record.token, [chunk]);
         }
     }
 
@@ -323,7 +327,7 @@ impl Course {
         tracing::warn!(org = &*org, rows = chunk.rows.len(), said, "a batch was refused as a whole");
         let may_split = || chunk.splits.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok();
         if chunk.rows.len() > 1 && may_split() {
-            self.shared.requeue(chunk.halves().into_iter().rev());
+            self.shared.requeue(self.record.token, chunk.halves().into_iter().rev());
             return;
         }
         let said: Arc<str> = said.into();
@@ -363,16 +367,15 @@ impl Course {
             }
             Found::Nothing => {
                 tracing::info!(batch = %self.name(), "it was not submitted: its rows go into another batch");
-                let mut chunk = match chunk {
-                    Some(chunk) => chunk,
-                    None => match self.rebuilt().await {
-                        Some(chunk) => chunk,
-                        None => return,
-                    },
+                let chunk = match chunk {
+                    Some(mut chunk) => {
+                        self.fill(&mut chunk).await;
+                        Some(chunk)
+                    }
+                    None => self.rebuilt().await,
                 };
-                self.fill(&mut chunk).await;
                 self.void().await;
-                self.shared.requeue([chunk]);
+                self.shared.requeue(self.record.token, chunk);
             }
             Found::Out(class) => {
                 self.org_is_out(class);
@@ -669,9 +672,9 @@ impl Course {
 
     /// It was refused before any row was worked on.
     async fn failed(&mut self, reason: &str, queue_full: bool, blamed: &[usize]) {
-        let Some(mut chunk) = self.rebuilt().await else { return };
-        self.fill(&mut chunk).await;
+        let chunk = self.rebuilt().await;
         self.void().await;
+        let Some(mut chunk) = chunk else { return };
         if queue_full {
             tracing::info!(batch = %self.name(), reason, "the org's queue of batches is full: its rows wait");
             self.shared.crowded(self.org);
@@ -690,7 +693,7 @@ impl Course {
             let failure = BatchFailure::Refused { org: org.clone(), status: None, said: reason.into() };
             self.end(row.key, End::Back(failure, Some(row.body)));
         }
-        self.shared.requeue([chunk]);
+        self.shared.requeue(self.record.token, [chunk]);
     }
 
     async fn harvest(&mut self, remote: &Remote, ending: Ending) -> Result<(), Over> {
@@ -837,7 +840,7 @@ impl Course {
         }
         if let Some(group) = group {
             tracing::info!(batch = %self.name(), rows = again.len(), "rows without an answer go into the next batch");
-            self.shared.regather(&group, again);
+            self.shared.regather(self.record.token, &group, again);
         }
     }
 
@@ -870,14 +873,11 @@ impl Course {
         }
     }
 
-    /// The rows that are waited for, from the store.
+    /// All its rows, from the store: who waits for them is seen when they are queued.
     async fn rebuilt(&mut self) -> Option<Chunk> {
         let (mut rows, mut group) = (vec![], None);
         for place in 0..self.record.keys.len() {
             let key = self.record.keys[place];
-            if self.shared.lock().waits(self.record.token, key).is_none() {
-                continue;
-            }
             let body = self.body(place).await;
             let request = body.and_then(|body| self.record.head.request(body));
             let row = request.and_then(|request| {
@@ -1080,15 +1080,15 @@ impl Course {
         }
     }
 
-    fn remaining(&self) -> Remaining {
+    fn remaining(&self) -> RemoteBatch {
         let id = self.record.id.as_deref().unwrap_or("of an unknown id");
-        Remaining { org: self.shared.lines[self.org].name.clone(), id: id.into() }
+        RemoteBatch { org: self.shared.lines[self.org].name.clone(), id: id.into() }
     }
 
-    fn name(&self) -> Remaining {
+    fn name(&self) -> RemoteBatch {
         let token = self.record.token.to_string();
         let id = self.record.id.as_deref().unwrap_or(&token);
-        Remaining { org: self.shared.lines[self.org].name.clone(), id: id.into() }
+        RemoteBatch { org: self.shared.lines[self.org].name.clone(), id: id.into() }
     }
 }
 

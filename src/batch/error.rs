@@ -46,11 +46,11 @@ pub enum BatchFailure {
         said: Arc<str>,
     },
     /// Its batch got nowhere and was cancelled; this row was not done.
-    Stuck(Remaining),
+    Stuck(RemoteBatch),
     /// It was in two batches, and has no answer of either.
     Unanswered {
         /// The last one.
-        batch: Remaining,
+        batch: RemoteBatch,
         /// What the last end of it means: how the direct path would class it.
         class: Class,
         /// In the provider's words, or ours.
@@ -59,14 +59,14 @@ pub enum BatchFailure {
     /// Its batch is submitted, and the org does not answer for it any more: its key is refused, or its credit is spent.
     OrgOut {
         /// Which one. It may still be worked on.
-        batch: Remaining,
+        batch: RemoteBatch,
         /// Why the org is out.
         class: Class,
     },
     /// Its batch has not ended though its time is long up.
-    Deadline(Remaining),
+    Deadline(RemoteBatch),
     /// Its batch is not there any more.
-    Vanished(Remaining),
+    Vanished(RemoteBatch),
     /// The reply to its submission was lost, and the org's batches cannot be listed: whether there is a batch is not known, and nothing is
     /// submitted again.
     Unlisted {
@@ -76,22 +76,22 @@ pub enum BatchFailure {
         said: Arc<str>,
     },
     /// The service was shut down. `Some` if it is in a batch that was submitted.
-    Closed(Option<Remaining>),
+    Closed(Option<RemoteBatch>),
     /// The work on its batch ended in a panic.
-    Broken(Option<Remaining>),
+    Broken(Option<RemoteBatch>),
 }
 
 /// A batch that was submitted.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remaining {
+pub struct RemoteBatch {
     /// The org that it was submitted to, and that alone can see it.
     pub org: Arc<str>,
     /// Its id there.
     pub id: Arc<str>,
 }
 
-impl fmt::Display for Remaining {
+impl fmt::Display for RemoteBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "batch {} of org {}", self.id, self.org)
     }

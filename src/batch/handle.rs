@@ -5,7 +5,7 @@ use std::{fmt, future::poll_fn, sync::Arc, task::Poll, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Counts, Remaining, Token,
+    Counts, RemoteBatch, Token,
     record::Phase,
     service::Owner,
     state::{Closing, Seen},
@@ -34,7 +34,7 @@ impl BatchHandle {
     /// What is left running if the process ends now, and billed: to have their answers, send the same requests again with the same store;
     /// else cancel them.
     #[must_use]
-    pub fn running(&self) -> Vec<Remaining> {
+    pub fn running(&self) -> Vec<RemoteBatch> {
         self.owner.0.running()
     }
 
@@ -62,7 +62,7 @@ impl BatchHandle {
         let state = shared.lock();
         let told = Shutdown { cancelled: state.cancelled.clone(), left: state.left.clone() };
         drop(state);
-        let list = |batches: &[Remaining]| batches.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let list = |batches: &[RemoteBatch]| batches.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         if !told.left.is_empty() {
             tracing::warn!(
                 batches = list(&told.left),
@@ -111,9 +111,9 @@ impl fmt::Debug for BatchHandle {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shutdown {
     /// Batches that were cancelled: what they had done by then is billed.
-    pub cancelled: Vec<Remaining>,
+    pub cancelled: Vec<RemoteBatch>,
     /// Batches that are left running, and are billed.
-    pub left: Vec<Remaining>,
+    pub left: Vec<RemoteBatch>,
 }
 
 /// What is in a batch service.

@@ -163,10 +163,8 @@ mod tests {
             remote.counts = counts;
             remote
         };
-        let mut idle = Counts::default();
-        idle.processing = 10;
-        let mut busy = idle;
-        busy.succeeded = 1;
+        let idle = Counts { processing: 10, ..Counts::default() };
+        let busy = Counts { succeeded: 1, ..idle };
         let is_stuck = |age, state, counts| law.is_stuck(secs(age), &remote(state, counts));
         use RemoteState::{Canceling, Processing};
         assert!(is_stuck(4 * 3_600, Processing, Some(idle)));

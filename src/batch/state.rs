@@ -3,7 +3,7 @@
 //! Its lock is never held over an await, a waker, or anything of others'.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     fmt, mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU32},
     time::{Duration, SystemTime},
@@ -14,7 +14,7 @@ use http::{Request, Response};
 use tokio::time::Instant;
 
 use super::{
-    BatchApi, BatchFailure, Counts, Group, Remaining, Token,
+    BatchApi, BatchFailure, Counts, Group, RemoteBatch, Token,
     course::Course,
     law::{Law, Size},
     record::{self, Phase, Record},
@@ -69,8 +69,10 @@ pub(super) struct State {
     next_org: usize,
     /// Rows of batches that nobody has asked for yet.
     recorded: HashMap<Key, Token>,
-    /// Batches with such rows; `None` where the record is to be read again.
-    records: HashMap<Token, Option<Record>>,
+    /// Their records; where one is not here it is in the store.
+    records: HashMap<Token, Record>,
+    /// Batches that somebody has begun to go on with.
+    under_way: HashSet<Token>,
     /// Ids of batches that are ours.
     pub(super) known: HashMap<Arc<str>, Token>,
     /// Batches under way.
@@ -82,8 +84,8 @@ pub(super) struct State {
     pub(super) closing: Option<Closing>,
     /// Who waits for the end of all.
     pub(super) closers: Vec<u64>,
-    pub(super) cancelled: Vec<Remaining>,
-    pub(super) left: Vec<Remaining>,
+    pub(super) cancelled: Vec<RemoteBatch>,
+    pub(super) left: Vec<RemoteBatch>,
 }
 
 /// How the service ends.
@@ -226,7 +228,7 @@ impl Shared {
             for key in &record.keys {
                 state.recorded.insert(*key, record.token);
             }
-            state.records.insert(record.token, Some(record));
+            state.records.insert(record.token, record);
         }
     }
 
@@ -267,17 +269,14 @@ impl Shared {
         }
         let token = *state.recorded.get(&key)?;
         state.rows.insert(key, Row::new(Place::Batch(token)));
-        let record = state.records.remove(&token);
+        // The first one who wants a row of it goes on with it.
+        let begins = state.under_way.insert(token);
+        let record = if begins { state.records.remove(&token) } else { None };
         drop(state);
-        if let Some(record) = record {
-            self.resume(token, record);
+        if begins {
+            self.works.add(Course::resume(self.clone(), token, record));
         }
         Some(Ok(()))
-    }
-
-    /// Goes on with a batch of an earlier time: somebody wants a row of it.
-    fn resume(self: &Arc<Self>, token: Token, record: Option<Record>) {
-        self.works.add(Course::resume(self.clone(), token, record));
     }
 
     /// Whether an org of this name can be asked; its place.
@@ -285,13 +284,12 @@ impl Shared {
         self.lines.iter().position(|line| &*line.name == name)
     }
 
-    /// Rows that go into the next batch.
-    pub(super) fn regather(self: &Arc<Self>, group: &Group, rows: Vec<Gathered>) {
+    /// Rows of a batch that go into the next one.
+    pub(super) fn regather(self: &Arc<Self>, token: Token, group: &Group, rows: Vec<Gathered>) {
         let mut state = self.lock();
         let mut opened = vec![];
         for gathered in rows {
-            if let Some(row) = state.rows.get_mut(&gathered.key) {
-                row.place = Place::Gathered;
+            if state.free(token, gathered.key) {
                 opened.extend(state.gather(group.clone(), gathered, self.most));
             }
         }
@@ -300,16 +298,14 @@ impl Shared {
         self.pump();
     }
 
-    /// A chunk that was not submitted waits again, before all others.
-    pub(super) fn requeue(self: &Arc<Self>, chunks: impl IntoIterator<Item = Chunk>) {
+    /// Chunks of a batch that is none wait again, before all others.
+    pub(super) fn requeue(self: &Arc<Self>, token: Token, chunks: impl IntoIterator<Item = Chunk>) {
         let mut state = self.lock();
-        for chunk in chunks {
-            for gathered in &chunk.rows {
-                if let Some(row) = state.rows.get_mut(&gathered.key) {
-                    row.place = Place::Gathered;
-                }
+        for mut chunk in chunks {
+            chunk.rows.retain(|gathered| state.free(token, gathered.key));
+            if !chunk.rows.is_empty() {
+                state.closed.push_front(chunk);
             }
-            state.closed.push_front(chunk);
         }
     }
 
@@ -435,9 +431,6 @@ impl Shared {
         if let Some(Row { place: Place::Batch(token), end: Some(End::Answer(_)), told: false, .. }) = &gone {
             // It is paid for: who asks for it again has it from there.
             state.recorded.insert(key, *token);
-            if !state.batches.contains_key(token) {
-                state.records.entry(*token).or_insert(None);
-            }
         }
         drop(state);
         drop(gone);
@@ -464,11 +457,14 @@ impl Shared {
             }
         }
         for key in unclaimed {
-            state.recorded.insert(*key, token);
+            // Unless it is in another one by now.
+            if !state.rows.contains_key(key) {
+                state.recorded.insert(*key, token);
+            }
         }
         let is_recorded = record.keys.iter().any(|key| state.recorded.get(key) == Some(&token));
         if is_recorded {
-            state.records.insert(token, Some(record.clone()));
+            state.records.insert(token, record.clone());
         }
         true
     }
@@ -476,6 +472,7 @@ impl Shared {
     /// A batch is under way no more.
     pub(super) fn gone(self: &Arc<Self>, token: Token) {
         let mut state = self.lock();
+        state.under_way.remove(&token);
         let seen = state.batches.remove(&token);
         if let Some(places) = seen.and_then(|seen| state.orgs.get_mut(seen.org)) {
             places.taken = places.taken.saturating_sub(1);
@@ -521,12 +518,12 @@ impl Shared {
     }
 
     /// What runs at the provider now.
-    pub(super) fn running(&self) -> Vec<Remaining> {
+    pub(super) fn running(&self) -> Vec<RemoteBatch> {
         let state = self.lock();
         let of = |seen: &Seen| {
             let is_over = seen.phase == Phase::Ended;
             let id = seen.id.clone().filter(|_| !is_over)?;
-            Some(Remaining { org: self.lines[seen.org].name.clone(), id })
+            Some(RemoteBatch { org: self.lines[seen.org].name.clone(), id })
         };
         state.batches.values().filter_map(of).collect()
     }
@@ -577,6 +574,20 @@ impl State {
         self.closed.pop_front()
     }
 
+    /// Takes a row out of a batch, if it is still there and somebody waits for it: nobody has asked for it anew meanwhile.
+    fn free(&mut self, token: Token, key: Key) -> bool {
+        let Some(row) = self.rows.get_mut(&key).filter(|row| row.place == Place::Batch(token) && row.end.is_none())
+        else {
+            return false;
+        };
+        if row.callers == 0 {
+            self.rows.remove(&key);
+            return false;
+        }
+        row.place = Place::Gathered;
+        true
+    }
+
     /// Whether somebody waits for a row; one for which nobody does is forgotten.
     fn is_wanted(&mut self, key: Key) -> bool {
         let wanted = self.rows.get(&key).is_some_and(|row| row.callers > 0);
@@ -594,6 +605,10 @@ impl State {
         };
         if row.callers == 0 {
             self.rows.remove(&key);
+            if let (Some(token), End::Answer(_)) = (of, &end) {
+                // It is paid for: who asks for it from now on has it from there.
+                self.recorded.insert(key, token);
+            }
             return (false, vec![]);
         }
         match end {
@@ -626,10 +641,13 @@ impl State {
         }
     }
 
-    pub(super) fn take_place(&mut self, org: usize) {
-        if let Some(places) = self.orgs.get_mut(org) {
+    /// A batch is under way, and has a place at its org.
+    pub(super) fn enter(&mut self, token: Token, seen: Seen) {
+        if let Some(places) = self.orgs.get_mut(seen.org) {
             places.taken += 1;
         }
+        self.under_way.insert(token);
+        self.batches.insert(token, seen);
     }
 
     pub(super) fn not_crowded(&mut self, org: usize) {
