@@ -75,6 +75,7 @@
 //! | not to send again what was answered, in this run or an earlier one | `journal` (feature `journal`) |
 //! | the same requests at half the price, within a day | `batch` (feature `batch`) |
 //! | a stream of requests in, outcomes out | [`drive`] |
+//! | to know beforehand how long it takes, what it costs, and whether batches are the better way | [`plan`] |
 //! | to be told of cuts, holds, retries, dead orgs | [`observe`] |
 //! | to tell other programs what is left of the quotas | [`headroom`] |
 //! | a provider to test against | `sim` (feature `sim`) |
@@ -114,6 +115,7 @@ mod line;
 pub mod observe;
 pub mod org;
 pub mod outcome;
+pub mod plan;
 mod pool;
 pub mod quota;
 pub mod retry;

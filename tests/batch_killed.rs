@@ -55,8 +55,8 @@ fn faults(org: &str, kind: Kind) -> BatchConfig {
         .not_found(0.02);
     match (kind, org) {
         (Kind::Sound, _) => batch,
-        // A stuck batch is cancelled by us, long before it expires.
-        (Kind::Mixed, "a") => batch.stuck(0.15).all_error(0.1).row_overloaded(0.03).expires_after_s(600.0),
+        // A stuck batch is cancelled by us before it expires; but not one whose reply was lost, where that is certain only at its end.
+        (Kind::Mixed, "a") => batch.stuck(0.15).all_error(0.1).row_overloaded(0.03).expires_after_s(12.0),
         (Kind::Mixed, _) => batch.expired(0.3).row_api_error(0.05).expires_after_s(1.5),
     }
 }

@@ -12,7 +12,7 @@ const LAYERS: [&str; 9] = ["aimd", "auth", "balance", "guard", "health", "journa
 const GROUND: [&str; 11] =
     ["call", "dialect", "frame", "gate", "hint", "line", "observe", "org", "outcome", "pool", "tail"];
 /// What stands on the layers.
-const ABOVE: [&str; 5] = ["batch", "client", "drive", "headroom", "stack"];
+const ABOVE: [&str; 6] = ["batch", "client", "drive", "headroom", "plan", "stack"];
 
 /// The sources of a module, its own file or all files of its folder, with comments and tests taken out.
 fn sources(module: &str) -> Vec<(PathBuf, String)> {

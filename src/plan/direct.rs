@@ -1,0 +1,339 @@
+//! The direct path: when so many calls are all answered, as a fluid. Pure arithmetic in seconds, without a loop over calls.
+//!
+//! An org admits what its slots and its buckets let through: a curve of few straight pieces and jumps. Slots open as the limiter
+//! opens them: one call alone, then a quarter of the cap, doubled with each window of answers. The curves of all orgs together
+//! reach `n` when the last call is sent; then the calls in flight end, each with what is left of its own time.
+
+use super::spread::{Spread, normal_quantile, rising};
+use crate::{aimd, dialect::Resource};
+
+/// Faster than this the limiter does not double.
+const DOUBLING: f64 = 0.1;
+/// What is nothing, in calls and tokens.
+const NOTHING: f64 = 1e-9;
+
+/// One org, as far as it matters to one kind of call.
+#[derive(Clone, Debug)]
+pub(crate) struct Member {
+    pub(crate) name: String,
+    pub(crate) slots: f64,
+    pub(crate) latency: Spread,
+    /// Of each resource, in calls: how many fit at once, and how many come back a second.
+    pub(crate) buckets: [Option<(f64, f64)>; 4],
+}
+
+/// All of them, and the client.
+#[derive(Clone, Debug)]
+pub(crate) struct Pool {
+    pub(crate) members: Vec<Member>,
+    /// Calls a second that the client gets out at most.
+    pub(crate) client: f64,
+    /// The spread of what a call costs, for those bound by tokens.
+    pub(crate) tokens_cv: [f64; 4],
+}
+
+/// What could be doubled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Lever {
+    Resource(Resource),
+    Slots,
+    Client,
+}
+
+/// A stretch of time: so many calls at its start, and then so many a second until the next stretch.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    from: f64,
+    jump: f64,
+    rate: f64,
+}
+
+impl Member {
+    /// What the slots alone would let through, if the first call is answered at `opened`.
+    fn offered(&self, opened: f64) -> Vec<Piece> {
+        let mean = self.latency.mean();
+        // Calls that begin together end apart: the flow of those that follow begins so much late (renewal theory).
+        let late = mean * ((1.0 - self.latency.cv().powi(2)) / 2.0).max(0.0);
+        let mut pieces = vec![Piece { from: 0.0, jump: 1.0, rate: 0.0 }];
+        // Widths in whole slots, as the limiter counts; they join the flow when their first calls have ended.
+        let mut limit = (self.slots * aimd::Settings::default().start).max(1.0).min(self.slots);
+        let (mut width, mut flowing, mut at) = (0.0, 0.0, opened);
+        loop {
+            let wider = limit.floor();
+            pieces.push(Piece { from: at, jump: wider - width, rate: flowing / mean });
+            pieces.push(Piece { from: at + late, jump: 0.0, rate: wider / mean });
+            if limit >= self.slots {
+                return pieces;
+            }
+            // Until as many have been answered as the limit is.
+            let window = if flowing == 0.0 { mean + late } else { mean + late * (1.0 - width / wider) };
+            (width, flowing) = (wider, wider);
+            at += window.max(DOUBLING).max(late);
+            limit = (limit * 2.0).min(self.slots);
+        }
+    }
+
+    /// What gets through the buckets of it.
+    fn admitted(&self, opened: f64) -> Vec<Piece> {
+        let offered = self.offered(opened);
+        if self.buckets.iter().all(Option::is_none) {
+            return offered;
+        }
+        let mut level = self.buckets.map(|bucket| bucket.map_or(f64::INFINITY, |(most, _)| most));
+        let refill = self.buckets.map(|bucket| bucket.map_or(f64::INFINITY, |(_, refill)| refill));
+        let mut waiting = 0.0;
+        let mut pieces = Vec::with_capacity(offered.len() + 4);
+        for (nth, piece) in offered.iter().enumerate() {
+            let until = offered.get(nth + 1).map_or(f64::INFINITY, |next| next.from);
+            let mut at = piece.from;
+            let wanted = piece.jump + waiting;
+            let jump = level.iter().copied().fold(wanted, f64::min).max(0.0);
+            level.iter_mut().for_each(|level| *level -= jump);
+            waiting = wanted - jump;
+            let mut jump = Some(jump);
+            // A bucket empties or fills, or the queue ends: few such moments in a piece.
+            for _ in 0..16 {
+                let binding = (0..4).filter(|i| level[*i] <= NOTHING).map(|i| refill[i]).fold(f64::INFINITY, f64::min);
+                let wish = if waiting > NOTHING { f64::INFINITY } else { piece.rate };
+                // What waits goes as fast as what is not empty allows; where nothing is, nothing waits.
+                let rate = if binding.is_finite() { wish.min(binding) } else { piece.rate };
+                pieces.push(Piece { from: at, jump: jump.take().unwrap_or(0.0), rate });
+                let mut next = until;
+                if waiting > NOTHING && rate > piece.rate {
+                    next = next.min(at + waiting / (rate - piece.rate));
+                }
+                for (level, refill) in level.iter().zip(&refill) {
+                    if level.is_finite() && *level > NOTHING && rate > *refill {
+                        next = next.min(at + level / (rate - refill));
+                    }
+                }
+                let span = next - at;
+                if !span.is_finite() {
+                    break;
+                }
+                waiting = (waiting + (piece.rate - rate) * span).max(0.0);
+                for (level, bucket) in level.iter_mut().zip(self.buckets) {
+                    if let Some((most, refill)) = bucket {
+                        *level = (*level + (refill - rate) * span).clamp(0.0, most);
+                    }
+                }
+                at = next;
+                if at >= until {
+                    break;
+                }
+            }
+        }
+        pieces
+    }
+
+    /// What it gets through in the long run, a second, and what stops it there.
+    pub(crate) fn steady(&self) -> (f64, Lever) {
+        let slots = (self.slots / self.latency.mean(), Lever::Slots);
+        let buckets = Resource::ALL.into_iter().zip(self.buckets);
+        let buckets = buckets.filter_map(|(resource, bucket)| Some((bucket?.1, Lever::Resource(resource))));
+        buckets.fold(slots, |least, one| if one.0 < least.0 { one } else { least })
+    }
+
+    fn twice(&mut self, lever: Lever) {
+        match lever {
+            Lever::Slots => self.slots *= 2.0,
+            Lever::Resource(resource) => {
+                if let Some((most, refill)) = &mut self.buckets[resource.index()] {
+                    (*most, *refill) = (*most * 2.0, *refill * 2.0);
+                }
+            }
+            Lever::Client => {}
+        }
+    }
+}
+
+impl Pool {
+    /// When each org's first call, which goes alone, is answered: by the order in which they are expected.
+    fn openings(&self) -> Vec<f64> {
+        let count = self.members.len() as f64;
+        let mut order: Vec<usize> = (0..self.members.len()).collect();
+        let medians: Vec<f64> = self.members.iter().map(|member| member.latency.quantile(0.5)).collect();
+        order.sort_by(|a, b| medians[*a].total_cmp(&medians[*b]));
+        let (least, most) = medians.iter().fold((f64::INFINITY, 0.0_f64), |(l, m), x| (l.min(*x), m.max(*x)));
+        let mut openings = vec![0.0; self.members.len()];
+        for (nth, member) in order.into_iter().enumerate() {
+            // The median of the nth of so many.
+            let part = (nth as f64 + 0.7) / (count + 0.4);
+            let all = |x: f64| self.members.iter().map(|member| member.latency.below(x)).sum::<f64>() / count;
+            openings[member] = rising((least / 30.0).ln(), (most * 30.0).ln(), 24, |ln| all(ln.exp()) >= part).exp();
+        }
+        openings
+    }
+
+    /// The curves are the same for every `n`.
+    pub(crate) fn curves(&self) -> Curves<'_> {
+        self.opened(self.openings())
+    }
+
+    fn opened(&self, openings: Vec<f64>) -> Curves<'_> {
+        let each = self.members.iter().zip(&openings);
+        let curves = each.map(|(member, opened)| member.admitted(*opened)).collect();
+        let far = self.members.iter().map(|member| member.latency.far()).collect();
+        Curves { pool: self, openings, curves, far }
+    }
+
+    fn twice(&self, lever: Lever) -> Pool {
+        let mut pool = self.clone();
+        if lever == Lever::Client {
+            pool.client *= 2.0;
+        }
+        pool.members.iter_mut().for_each(|member| member.twice(lever));
+        pool
+    }
+
+    /// Calls a second in the long run, the client left out.
+    pub(crate) fn rate(&self) -> f64 {
+        self.members.iter().map(|member| member.steady().0).sum()
+    }
+
+    /// What could be doubled, and would matter to some org.
+    pub(crate) fn levers(&self) -> impl Iterator<Item = Lever> + '_ {
+        let told = |resource: &Resource| self.members.iter().any(|member| member.buckets[resource.index()].is_some());
+        let resources = Resource::ALL.into_iter().filter(told).map(Lever::Resource).collect::<Vec<_>>();
+        resources.into_iter().chain([Lever::Slots]).chain(self.client.is_finite().then_some(Lever::Client))
+    }
+}
+
+/// What each org admits by when, whatever `n` is.
+#[derive(Debug)]
+pub(crate) struct Curves<'a> {
+    pool: &'a Pool,
+    openings: Vec<f64>,
+    curves: Vec<Vec<Piece>>,
+    /// A time that hardly a call of each org takes.
+    far: Vec<f64>,
+}
+
+/// So many calls sent over these curves.
+#[derive(Debug)]
+pub(crate) struct Run<'a> {
+    curves: &'a Curves<'a>,
+    /// When the last is sent, if the client is quick enough.
+    sent: f64,
+    /// The part of the jumps at that moment that is still needed.
+    last: f64,
+    /// By this the client stretches time.
+    stretch: f64,
+}
+
+impl Curves<'_> {
+    /// All orgs' together: the moment at which `n` are sent, and the part of the jumps of that moment that is needed.
+    fn reach(&self, n: f64) -> (f64, f64) {
+        let mut corners: Vec<(f64, f64, f64)> = Vec::new();
+        for curve in &self.curves {
+            let mut before = 0.0;
+            for piece in curve {
+                corners.push((piece.from, piece.jump, piece.rate - before));
+                before = piece.rate;
+            }
+        }
+        corners.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let (mut sum, mut rate, mut at) = (0.0, 0.0_f64, 0.0);
+        let mut corners = corners.into_iter().peekable();
+        while let Some((from, mut jump, mut turn)) = corners.next() {
+            while let Some((_, more, by)) = corners.next_if(|next| next.0 <= from) {
+                (jump, turn) = (jump + more, turn + by);
+            }
+            let more = rate * (from - at);
+            if sum + more >= n {
+                break;
+            }
+            (sum, at) = (sum + more, from);
+            if sum + jump >= n {
+                return (at, (n - sum) / jump);
+            }
+            sum += jump;
+            rate = (rate + turn).max(0.0);
+        }
+        (at + (n - sum) / rate, 1.0)
+    }
+
+    /// The median time of so many calls with one limit doubled.
+    pub(crate) fn relieved(&self, lever: Lever, n: f64) -> f64 {
+        // When first calls are answered has nothing to do with limits.
+        self.pool.twice(lever).opened(self.openings.clone()).run(n).median()
+    }
+
+    pub(crate) fn run(&self, n: f64) -> Run<'_> {
+        let (sent, last) = self.reach(n);
+        let stretch = (n / self.pool.client / sent.max(NOTHING)).max(1.0);
+        Run { curves: self, sent, last, stretch }
+    }
+}
+
+impl Run<'_> {
+    /// The chance, as its logarithm, that by `x` all is answered.
+    fn answered(&self, x: f64) -> f64 {
+        let mut ln = 0.0;
+        let Curves { pool, curves, far, .. } = self.curves;
+        for ((member, curve), far) in pool.members.iter().zip(curves).zip(far) {
+            let latency = &member.latency;
+            for (nth, piece) in curve.iter().enumerate() {
+                if piece.from > self.sent {
+                    break;
+                }
+                let until = curve.get(nth + 1).map_or(f64::INFINITY, |next| next.from).min(self.sent);
+                let (from, until) = (piece.from * self.stretch, until * self.stretch);
+                if x - until > *far {
+                    continue;
+                }
+                // Each of many is late with a small chance: the chance that none is, is Poisson's.
+                if piece.jump > 0.0 {
+                    let part = if piece.from >= self.sent { self.last } else { 1.0 };
+                    ln -= piece.jump * part * (1.0 - latency.below(x - from));
+                }
+                if piece.rate > 0.0 && until > from {
+                    ln -= piece.rate / self.stretch * (latency.going_on(x - from) - latency.going_on(x - until));
+                }
+            }
+        }
+        ln
+    }
+
+    /// When everything but the latest calls is done, by which they are late: with this chance.
+    fn ends(&self, part: f64, times: u32) -> f64 {
+        let most = self.curves.far.iter().copied().fold(0.0, f64::max);
+        let (from, part) = (self.sent * self.stretch, part.ln());
+        rising((most * 1e-5).ln(), most.ln(), times, |ln| self.answered(from + ln.exp()) >= part).exp() + from
+    }
+
+    /// How far the moment of the last sending is off: what calls take and what tokens they cost add up at random.
+    fn deviation(&self) -> f64 {
+        let (mut rate, mut variance) = (0.0, 0.0);
+        let span = self.sent * self.stretch;
+        for member in &self.curves.pool.members {
+            let (own, lever) = member.steady();
+            let cv = match lever {
+                Lever::Slots => member.latency.cv(),
+                Lever::Resource(resource) => self.curves.pool.tokens_cv[resource.index()],
+                Lever::Client => 0.0,
+            };
+            // The first call, which goes alone, delays all that its org admits.
+            variance += own * span * cv * cv + own * own * member.latency.variance().min(span * span / 12.0);
+            rate += own;
+        }
+        if self.stretch > 1.0 { 0.0 } else { variance.sqrt() / rate }
+    }
+
+    /// The median time until all is answered.
+    pub(crate) fn median(&self) -> f64 {
+        self.ends(0.5, 20)
+    }
+
+    /// The times by which all is answered, with these chances.
+    pub(crate) fn quantiles<const N: usize>(&self, parts: [f64; N]) -> [f64; N] {
+        let (median, deviation) = (self.ends(0.5, 20), self.deviation());
+        parts.map(|part| {
+            if part == 0.5 {
+                return median;
+            }
+            let (tail, drift) = (self.ends(part, 20) - median, normal_quantile(part) * deviation);
+            (median + tail.hypot(drift).copysign(part - 0.5)).max(0.0)
+        })
+    }
+}
