@@ -1,10 +1,10 @@
 //! A long run measured: `dispatch` as a program of its own over a million ids, against an unlimited provider in this process.
 //!
 //! ```text
-//! cargo run --release --example long_run -- [ITEMS]      # default 1,000,000; a tenth of them for the memory's growth
+//! cargo run --release --example long_run -- [ITEMS [RUNS]]      # default 1,000,000 and 3; a tenth of them for the memory's growth
 //! ```
 //!
-//! It prints the peak memory of both, what journal and output add to the time of a run without them (three of each, in turn), and
+//! It prints the peak memory of both, what journal and output add to the time of a run without them (so many of each, in turn), and
 //! how long it takes to find that everything is answered. Wants a quiet machine and 4 GB of disk in the system's folder for temporary
 //! files; a million takes some twenty minutes.
 
@@ -25,11 +25,15 @@ type Fallible<T> = Result<T, Box<dyn Error>>;
 
 /// How long the provider takes to answer: short, so that the program's own time counts.
 const ANSWER_MS: f64 = 1.0;
-/// Runs of each kind, of which the median counts.
-const RUNS: usize = 3;
 
 fn main() -> Fallible<()> {
-    let items: u64 = std::env::args().nth(1).map_or(Ok(1_000_000), |items| items.parse())?;
+    let mut args = std::env::args().skip(1);
+    let items: u64 = args.next().map_or(Ok(1_000_000), |items| items.parse())?;
+    // Of which the median counts.
+    let runs: usize = args.next().map_or(Ok(3), |runs| runs.parse())?;
+    if runs == 0 {
+        return Err("no runs, no figures".into());
+    }
     let program = program()?;
     // The provider gets threads of its own beside the one that waits for the program.
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -42,7 +46,7 @@ fn main() -> Fallible<()> {
     let tenth = bench.kept("tenth.jsonl", "tenth-answers.jsonl")?;
     println!("{} ids: {tenth}", items / 10);
     let (mut with, mut without) = (vec![], vec![]);
-    for run in 0..RUNS {
+    for run in 0..runs {
         let bare = bench.run("all.jsonl", &["--output", "/dev/null", "--no-journal"])?;
         println!("{items} ids without journal, written nowhere: {bare}");
         without.push(bare.wall);
@@ -59,7 +63,7 @@ fn main() -> Fallible<()> {
             std::fs::remove_file(bench.dir.path().join(made))?;
         }
     }
-    println!("journal and output: {:.3} x the time without, medians of {RUNS}", median(with) / median(without));
+    println!("journal and output: {:.3} x the time without, medians of {runs}", median(with) / median(without));
     Ok(())
 }
 

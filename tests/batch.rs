@@ -18,9 +18,9 @@ use tower::{Service, ServiceExt};
 use tower_quota::{
     aimd::Held,
     batch::{
-        Anthropic, ApiError, BatchApi, BatchBody, BatchBuilder, BatchError, BatchFailure, BatchFuture, BatchOpenError,
-        BatchService, BatchStage, BatchStore, Batched, Bounds, Group, Match, MemoryBatches, Page, Remote, RemoteState,
-        Route, RouteError, Row, RowError, RowResult, Submission, Way,
+        Anthropic, ApiError, BatchApi, BatchBody, BatchBuilder, BatchChange, BatchError, BatchFailure, BatchFuture,
+        BatchOpenError, BatchService, BatchStage, BatchStore, Batched, Bounds, Group, Match, MemoryBatches, Page,
+        Remote, RemoteState, Route, RouteError, Row, RowError, RowResult, Submission, Token, Way,
     },
     journal::Restored,
     judge::Answer,
@@ -160,7 +160,7 @@ async fn a_row_that_two_batches_have_not_answered_is_handed_back_as_it_was_given
     let service = service(&provider, &["a"], &MemoryBatches::new()).await;
     let mut rows = rows(&service, prompts(3));
     for (row, error) in errors(&mut rows, secs(600)).await.into_iter().enumerate() {
-        assert!(error.is_redrivable() && error.failure.goes_direct());
+        assert!(error.is_redrivable() && error.failure().goes_direct());
         let text = error.to_string();
         assert!(text.contains("two batches") && text.contains("msgbatch_2 of org a"), "{text}");
         let (given, back) = (ask(&format!("row {row}")), error.into_request().unwrap());
@@ -188,7 +188,7 @@ async fn errors_for_good_are_answers_and_those_that_may_pass_are_sent_again() {
     for error in [overloaded, failing] {
         let error = error.unwrap().unwrap_err();
         assert!(
-            matches!(&error.failure, BatchFailure::Unanswered { class: Class::Overloaded, said, .. } if said.contains("as told")),
+            matches!(error.failure(), BatchFailure::Unanswered { class: Class::Overloaded, said, .. } if said.contains("as told")),
             "{error}"
         );
     }
@@ -207,8 +207,8 @@ async fn a_batch_that_is_not_to_be_seen_at_first_is_waited_for_and_one_that_neve
     provider.plan([Plan { hidden: secs(1 << 20), ..Plan::default() }]);
     let mut some = rows(&service, ["row 2"]);
     let [error] = errors(&mut some, secs(1_200)).await.try_into().unwrap();
-    assert!(matches!(&error.failure, BatchFailure::Vanished(batch) if &*batch.id == "msgbatch_2"), "{error}");
-    assert!(!error.failure.goes_direct(), "it may be billed");
+    assert!(matches!(error.failure(), BatchFailure::Vanished(batch) if &*batch.id == "msgbatch_2"), "{error}");
+    assert!(!error.failure().goes_direct(), "it may be billed");
     assert_eq!(provider.created(), 2);
 }
 
@@ -296,7 +296,7 @@ async fn the_rows_of_an_org_that_dies_before_they_are_submitted_go_to_a_sibling(
     let [error] = errors(&mut more, secs(60)).await.try_into().unwrap();
     let text = error.to_string();
     assert!(text.contains("a: unauthorised") && text.contains("b: forbidden"), "{text}");
-    assert!(error.failure.goes_direct() && error.request.is_some());
+    assert!(error.failure().goes_direct() && error.request().is_some());
 }
 
 #[tokio::test(start_paused = true)]
@@ -310,7 +310,7 @@ async fn the_batch_of_an_org_that_dies_stays_recorded_and_is_found_again() {
     for error in errors(&mut some, secs(3_600)).await {
         let text = error.to_string();
         assert!(text.contains("batch msgbatch_1 of org a is submitted and may be billed"), "{text}");
-        assert!(!error.failure.goes_direct() && error.is_redrivable() && error.request.is_some());
+        assert!(!error.failure().goes_direct() && error.is_redrivable() && error.request().is_some());
     }
     drop(first);
     provider.state().dead.clear();
@@ -332,8 +332,8 @@ async fn a_row_for_which_a_whole_batch_is_refused_is_found_and_handed_back() {
             Ok(answer) => assert_eq!(said_by(&answer), format!("answer to row {row}")),
             Err(error) => {
                 assert_eq!(row, 7);
-                assert!(matches!(error.failure, BatchFailure::Refused { status: Some(StatusCode::BAD_REQUEST), .. }));
-                assert!(error.failure.goes_direct() && error.request.is_some());
+                assert!(matches!(error.failure(), BatchFailure::Refused { status: Some(StatusCode::BAD_REQUEST), .. }));
+                assert!(error.failure().goes_direct() && error.request().is_some());
             }
         }
     }
@@ -385,8 +385,8 @@ async fn without_a_direct_path_the_rows_of_a_stuck_batch_are_handed_back() {
     let service: BatchService = service.open(provider.service()).await.unwrap();
     let mut rows = rows(&service, ["row 1"]);
     let [error] = errors(&mut rows, secs(1_200)).await.try_into().unwrap();
-    assert!(matches!(&error.failure, BatchFailure::Stuck(batch) if &*batch.id == "msgbatch_1"));
-    assert!(error.failure.goes_direct() && error.request.is_some());
+    assert!(matches!(error.failure(), BatchFailure::Stuck(batch) if &*batch.id == "msgbatch_1"));
+    assert!(error.failure().goes_direct() && error.request().is_some());
 }
 
 #[tokio::test(start_paused = true)]
@@ -410,7 +410,7 @@ async fn a_batch_that_does_not_end_in_its_time_is_asked_about_once_more_and_give
     let mut rows = rows(&service, ["row 1"]);
     let begin = tokio::time::Instant::now();
     let [error] = errors(&mut rows, secs(26 * 3_600)).await.try_into().unwrap();
-    assert!(matches!(&error.failure, BatchFailure::Deadline(_)) && !error.failure.goes_direct(), "{error}");
+    assert!(matches!(error.failure(), BatchFailure::Deadline(_)) && !error.failure().goes_direct(), "{error}");
     let last = *provider.state().batches[0].polls.last().unwrap() - begin;
     assert!(last >= secs(24 * 3_600 + 1_800) && last < secs(24 * 3_600 + 1_810), "{last:?}");
 }
@@ -422,7 +422,7 @@ async fn what_no_batch_takes_goes_directly() {
     let body = json!({"model": "m", "stream": true, "messages": [{"role": "user", "content": "row 1"}]}).to_string();
     let request = || Request::post("/v1/messages").body(Full::new(Bytes::from(body.clone()))).unwrap();
     let error = service.clone().oneshot(request()).await.unwrap_err();
-    assert!(matches!(error.failure, BatchFailure::Row(_)) && error.request.is_some());
+    assert!(matches!(error.failure(), BatchFailure::Row(_)) && error.request().is_some());
     let answer = route(&provider, &service).oneshot(request()).await.unwrap();
     assert_eq!(said_by(&answer), "answer to row 1");
     assert_eq!(provider.created(), 0);
@@ -547,15 +547,41 @@ async fn an_answer_that_nobody_took_is_read_again_for_who_asks_again() {
     assert_eq!((provider.created(), provider.calls_of(&Method::GET, "results")), (1, 2));
 }
 
+/// Records of which each takes three seconds.
+#[derive(Clone)]
+struct Slow(MemoryBatches);
+
+impl BatchStore for Slow {
+    type Load = <MemoryBatches as BatchStore>::Load;
+    type Row = <MemoryBatches as BatchStore>::Row;
+    type Write = std::pin::Pin<Box<dyn std::future::Future<Output = Result<(), BoxError>> + Send>>;
+
+    fn load(&self) -> Self::Load {
+        self.0.load()
+    }
+
+    fn row(&self, token: Token, place: u32) -> Self::Row {
+        self.0.row(token, place)
+    }
+
+    fn write(&self, change: BatchChange) -> Self::Write {
+        let written = self.0.write(change);
+        Box::pin(async {
+            tokio::time::sleep(secs(3)).await;
+            written.await
+        })
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn who_leaves_and_asks_again_at_whatever_moment_has_the_answer_of_the_same_batch() {
     // Calls take eight seconds, so that moments fall into the create, a poll, and the results.
     for resumed in [false, true] {
-        for leaves in (0..110).step_by(6) {
-            for after in [1, 7, 30] {
+        for leaves in (0..130).step_by(5) {
+            for after in [1, 2, 7, 30] {
                 let provider = Provider::new();
                 provider.slow(secs(8)).plan([Plan { takes: Some(secs(40)), ..Plan::default() }]);
-                let store = MemoryBatches::new();
+                let store = Slow(MemoryBatches::new());
                 let mut service = service(&provider, &["a"], &store).await;
                 let mut some = rows(&service, prompts(10));
                 if resumed {
@@ -586,7 +612,8 @@ async fn who_leaves_and_asks_again_at_whatever_moment_has_the_answer_of_the_same
                     tokio::time::sleep(secs(1)).await;
                 }
                 for (row, end) in ends.into_iter().enumerate() {
-                    let end = end.unwrap_or_else(|| panic!("{row} of {leaves} + {after} has not ended"));
+                    assert!(end.is_some(), "{row} of {leaves} + {after} has not ended");
+                    let end = end.unwrap();
                     assert_eq!(said_by(&end.unwrap()), format!("answer to row {row}"));
                 }
                 assert_eq!(
@@ -840,7 +867,7 @@ async fn a_stuck_batch_is_cancelled_once_wherever_the_process_was_killed() {
             // One that was cancelled and read by the first process goes into another batch.
             match end.expect("it has ended") {
                 Ok(answer) => assert!(said_by(&answer).starts_with("answer")),
-                Err(error) => assert!(matches!(error.failure, BatchFailure::Stuck(_)), "{error}"),
+                Err(error) => assert!(matches!(error.failure(), BatchFailure::Stuck(_)), "{error}"),
             }
         }
         assert!((1..=2).contains(&provider.state().cancels));
@@ -864,10 +891,10 @@ async fn with_the_service_shut_down_batches_are_left_or_cancelled_as_told() {
         assert_eq!((all.len(), none.len()), (1, 0));
         assert_eq!(all[0].to_string(), "batch msgbatch_1 of org a");
         let errors = errors(&mut some, secs(1)).await;
-        let in_batch = errors.iter().filter(|error| matches!(error.failure, BatchFailure::Closed(Some(_)))).count();
-        assert_eq!((in_batch, errors.iter().filter(|error| error.request.is_some()).count()), (10, 25));
+        let in_batch = errors.iter().filter(|error| matches!(error.failure(), BatchFailure::Closed(Some(_)))).count();
+        assert_eq!((in_batch, errors.iter().filter(|error| error.request().is_some()).count()), (10, 25));
         let late = service.clone().oneshot(ask("late")).await.unwrap_err();
-        assert!(matches!(late.failure, BatchFailure::Closed(None)) && late.is_redrivable());
+        assert!(matches!(late.failure(), BatchFailure::Closed(None)) && late.is_redrivable());
         assert_eq!((provider.created(), provider.state().cancels), (1, usize::from(cancels)));
         drop((some, handle, service));
         let service = builder(&provider, &["a"], &store).open::<_, _, _, BatchBody>(provider.service()).await.unwrap();

@@ -9,6 +9,9 @@ use tower_quota::journal::{FileStore, Store, StoreError};
 
 use crate::{Failure, args::Args, can_hold, claim, wire::in_one_line};
 
+/// Of the journal's file in memory: what is in it is read once, if at all.
+const CACHE: usize = 4 << 20;
+
 /// Where the journal is; `None` where there is none.
 pub(crate) fn path(args: &Args) -> Option<PathBuf> {
     place(args).filter(|_| !args.no_journal)
@@ -47,7 +50,7 @@ pub(crate) fn open(args: &Args, fresh: bool) -> Result<Option<FileStore>, Failur
     if args.no_journal {
         return Ok(None);
     }
-    FileStore::open(&path).map(Some).map_err(|error| failure(&error))
+    FileStore::builder(&path).cache(CACHE).open().map(Some).map_err(|error| failure(&error))
 }
 
 /// Why nothing more can be kept, in one line.

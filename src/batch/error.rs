@@ -13,12 +13,12 @@ use crate::{
 /// Why there is no answer from a batch; it hands the request back wherever that can be had.
 ///
 /// Display speaks to people: what happened, to which batch of which org, what to do.
-#[non_exhaustive]
-pub struct BatchError<Req> {
-    /// What happened.
-    pub failure: BatchFailure,
-    /// The request as the caller gave it; `None` if its body could not be read, or not be read again.
-    pub request: Option<Req>,
+pub struct BatchError<Req>(Box<Failed<Req>>);
+
+/// On the heap: errors are rare, and every answer that may be one would carry it.
+struct Failed<Req> {
+    failure: BatchFailure,
+    request: Option<Req>,
 }
 
 /// What happened to a request that has no answer from a batch.
@@ -197,45 +197,57 @@ impl StdError for BatchFailure {
 }
 
 impl<Req> BatchError<Req> {
-    pub(super) const fn new(failure: BatchFailure, request: Option<Req>) -> Self {
-        BatchError { failure, request }
+    pub(super) fn new(failure: BatchFailure, request: Option<Req>) -> Self {
+        BatchError(Box::new(Failed { failure, request }))
+    }
+
+    /// What happened.
+    #[must_use]
+    pub fn failure(&self) -> &BatchFailure {
+        &self.0.failure
+    }
+
+    /// The request as the caller gave it; `None` if its body could not be read, or not be read again.
+    #[must_use]
+    pub fn request(&self) -> Option<&Req> {
+        self.0.request.as_ref()
     }
 
     /// The request as the caller gave it, if it can be had.
     #[must_use]
     pub fn into_request(self) -> Option<Req> {
-        self.request
+        self.0.request
     }
 
     /// Whether the same request may be sent again later with hope: see [`BatchFailure::is_redrivable`].
     #[must_use]
     pub fn is_redrivable(&self) -> bool {
-        self.failure.is_redrivable()
+        self.0.failure.is_redrivable()
     }
 
     /// What it means in the one table.
     #[must_use]
     pub fn class(&self) -> Class {
-        self.failure.class()
+        self.0.failure.class()
     }
 }
 
 impl<B> fmt::Debug for BatchError<Request<B>> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Method and path only: a header, a query or a body may hold a key.
-        let request = self.request.as_ref().map(|request| format!("{} {}", request.method(), request.uri().path()));
-        f.debug_struct("BatchError").field("failure", &self.failure).field("request", &request).finish()
+        let request = self.0.request.as_ref().map(|request| format!("{} {}", request.method(), request.uri().path()));
+        f.debug_struct("BatchError").field("failure", &self.0.failure).field("request", &request).finish()
     }
 }
 
 impl<Req> fmt::Display for BatchError<Req> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.failure.fmt(f)
+        self.0.failure.fmt(f)
     }
 }
 
 impl<B> StdError for BatchError<Request<B>> {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.failure.source()
+        self.0.failure.source()
     }
 }

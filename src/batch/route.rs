@@ -171,9 +171,9 @@ where
             let next = match this.step.as_mut().project() {
                 StepProj::Batch { call } => match ready!(call.poll(cx)) {
                     Ok(answer) => return Poll::Ready(Ok(answer)),
-                    Err(BatchError { failure, request: Some(request) }) if failure.goes_direct() => {
-                        tracing::debug!(why = %failure, "a request goes directly instead");
-                        Step::Readying { request: Some(request) }
+                    Err(error) if error.failure().goes_direct() && error.request().is_some() => {
+                        tracing::debug!(why = %error, "a request goes directly instead");
+                        Step::Readying { request: error.into_request() }
                     }
                     Err(error) => return Poll::Ready(Err(RouteError::Batch(error))),
                 },

@@ -53,3 +53,28 @@ impl fmt::Display for Family {
         f.write_str(&self.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_family_is_a_word_in_the_id_and_else_the_id_without_its_date() {
+        for (model, family) in [
+            ("claude-sonnet-4-5-20250929", "sonnet"),
+            ("us.anthropic.claude-3-5-SONNET-20241022-v2:0", "sonnet"),
+            ("claude-haiku-4-5", "haiku"),
+            ("Claude-Opus-4-8", "opus"),
+            ("gpt-4o-2024-08-06", "gpt-4o"),
+            ("GPT-4o", "gpt-4o"),
+            ("gpt-4o-mini", "gpt-4o-mini"),
+            // Too few digits for a date.
+            ("gpt-5", "gpt-5"),
+            ("o3-1", "o3-1"),
+            (" ", "any"),
+            ("20250929", "20250929"),
+        ] {
+            assert_eq!(Family::of_model(model).as_str(), family, "{model:?}");
+        }
+    }
+}

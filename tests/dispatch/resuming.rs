@@ -495,7 +495,7 @@ async fn files_that_are_not_there_yet_are_known_to_be_the_same() {
     let same = [
         ["--plot", "./out.jsonl"],
         ["--plot", "./out.jsonl.journal"],
-        ["--report", "./out.jsonl.journal.tail"],
+        ["--plot", "./out.jsonl.journal.tail"],
         ["--journal", "./out.jsonl"],
     ];
     for more in same {

@@ -139,10 +139,7 @@ impl BatchApi for Anthropic {
     fn results(&self, remote: &Remote) -> Vec<Request<Bytes>> {
         // Not at `results_url`: a base URL may lead over a gateway, and a key goes nowhere else.
         let of = |id: &String| wire::bare(Method::GET, &format!("{BATCHES}/{}/results", wire::encoded(id)));
-        match remote.state {
-            RemoteState::Ended(_) => remote.files.iter().map(of).collect(),
-            _ => Vec::new(),
-        }
+        remote.files.iter().map(of).collect()
     }
 
     fn result(&self, line: &[u8]) -> Result<Option<RowResult>, ApiError> {

@@ -507,7 +507,11 @@ mod tests {
                 "Answered(200 OK, 14 bytes)",
             ),
             (json!({"response": {"status_code": 429, "body": good}}), "Answered(429 Too Many Requests, 14 bytes)"),
-            (json!({"response": {"status_code": 500, "body": null}}), "Answered(500 Internal Server Error, 0 bytes)"),
+            (
+                json!({"response": {"status_code": 500, "body": null}, "error": null}),
+                "Answered(500 Internal Server Error, 0 bytes)",
+            ),
+            (json!({"response": {"status_code": 500}}), "Answered(500 Internal Server Error, 0 bytes)"),
             (json!({"response": {"status_code": 502, "body": "bad"}}), "Answered(502 Bad Gateway, 5 bytes)"),
             (json!({"response": {"status_code": 400}, "error": {"code": "x"}}), "Answered(400 Bad Request, 22 bytes)"),
             (
@@ -679,6 +683,7 @@ mod tests {
             (json!(CREATED), json!(-1), (at(CREATED), None)),
             (json!(CREATED), json!((CREATED + 86_400) * 1000), (at(CREATED), None)),
             (json!(CREATED), json!(u64::MAX), (at(CREATED), None)),
+            (json!(CREATED), json!(1e19), (at(CREATED), None)),
             (json!(CREATED), json!(1e300), (at(CREATED), None)),
             (json!(CREATED), Value::Null, (at(CREATED), None)),
             (json!(CREATED), json!("2026-12-01T12:00:00Z"), (at(CREATED), None)),
@@ -704,6 +709,7 @@ mod tests {
             (&batch(|batch| batch["metadata"] = Value::Null), "t1", Some("file-in"), Match::Certain),
             (&batch(|batch| batch["metadata"] = json!({"tower_quota": "é".repeat(512)})), &long, None, Match::Certain),
             (&batch(|batch| batch["metadata"] = json!({"tower_quota": ""})), "", None, Match::No),
+            (&Remote::new("batch_2", RemoteState::Processing), "t1", None, Match::No),
         ] {
             assert_eq!(OpenAi.matches(remote, &submission(token, file)), found, "{token} {file:?}");
         }

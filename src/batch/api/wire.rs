@@ -64,6 +64,12 @@ mod tests {
     }
 
     #[test]
+    fn an_id_that_is_too_long_for_a_path_is_cut() {
+        let uri = format!("/v1/batches/{}", encoded(&"a".repeat(100_000)));
+        assert_eq!(bare(Method::GET, &uri).uri().path().len(), "/v1/batches/".len() + ID_MOST);
+    }
+
+    #[test]
     fn a_query_that_is_none_is_left_out() {
         assert_eq!(bare(Method::GET, "/v1/a?b=c").uri(), "/v1/a?b=c");
         assert_eq!(bare(Method::GET, "/v1/a?b c").uri(), "/v1/a");

@@ -18,8 +18,8 @@ use crate::journal::{Key, seal};
 /// What the file of the engine begins with.
 const ENGINE: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
 
-/// How much is read at once, and written at once.
-const STRETCH: usize = 4 << 20;
+/// How much is read at once.
+const STRETCH: usize = 1 << 20;
 
 /// What came of it.
 pub(super) struct Saved {

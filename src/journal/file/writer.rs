@@ -129,7 +129,7 @@ impl Shared {
             queue = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         let (puts, jobs) = (mem::take(&mut queue.puts), mem::take(&mut queue.jobs));
-        if puts.is_empty() && jobs.is_empty() { Next::End } else { Next::Work(puts, jobs) }
+        if puts.is_empty() && jobs.is_empty() { Next::End } else { Next::Group(puts, jobs) }
     }
 
     /// Readers have the tables as they are now.
@@ -193,7 +193,7 @@ impl Shared {
 
 /// What the writer does next.
 enum Next {
-    Work(Vec<Put>, Vec<Job>),
+    Group(Vec<Put>, Vec<Job>),
     Sync,
     End,
 }
@@ -247,7 +247,7 @@ fn run(shared: &Shared, mut tables: Option<Tables>, mut tail: Tail) {
         match shared.next(sync_in) {
             Next::End => break,
             Next::Sync => drop(told(shared.sync(&mut tail))),
-            Next::Work(group, jobs) => {
+            Next::Group(group, jobs) => {
                 let written = match shared.broken.get() {
                     Some(broken) => Err(broken.clone()),
                     None if group.is_empty() => Ok(()),
