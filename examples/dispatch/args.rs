@@ -4,7 +4,7 @@ use std::{num::NonZeroU32, num::NonZeroUsize, path::PathBuf, time::Duration};
 
 use clap::{Parser, ValueEnum};
 use http::{Uri, uri::PathAndQuery};
-use tower_quota::org::Dialect;
+use tower_quota::{org::Dialect, plan::Objective};
 
 use crate::input::Prompts;
 
@@ -138,12 +138,19 @@ pub(crate) struct Args {
 
     /// Which way requests go: each at once, or in the provider's batches, at half the price and within a day. Default direct.
     ///
-    /// What is known of batches is kept in the journal: a run that was ended, however, goes on with the batches that it had submitted, and none
-    /// is paid for twice. What no batch answers goes directly. Batches of OpenAI's API are of one endpoint each.
+    /// `auto` decides for each model by what is not answered yet, and says why: see --objective. What it knows of limits is in the headroom
+    /// file.
+    ///
+    /// What is known of batches is kept in the journal: a run that was ended, however, goes on with the batches that it had submitted, whatever
+    /// is said here, and none is paid for twice. What no batch answers goes directly.
     #[arg(long, value_enum)]
     pub(crate) route: Option<RouteArg>,
 
-    /// The most rows of a batch. Default 1000: much larger ones were seen to starve for hours.
+    /// What `--route auto` is good at. Default balanced.
+    #[arg(long, value_enum)]
+    pub(crate) objective: Option<ObjectiveArg>,
+
+    /// The most rows of a batch. Default 1000, or as the planner says: much larger ones were seen to starve for hours.
     #[arg(long, value_name = "N", value_parser = at_least_one::<NonZeroUsize>)]
     pub(crate) batch_rows: Option<NonZeroUsize>,
 
@@ -249,6 +256,29 @@ pub(crate) enum RouteArg {
     Direct,
     /// In batches.
     Batch,
+    /// As the planner says of what is not answered yet.
+    Auto,
+}
+
+/// What a plan is to be good at, as an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ObjectiveArg {
+    /// The least time.
+    Latency,
+    /// The least money.
+    Cost,
+    /// Twice as long for half the price is an even trade.
+    Balanced,
+}
+
+impl Args {
+    pub(crate) fn objective(&self) -> Objective {
+        match self.objective {
+            Some(ObjectiveArg::Latency) => Objective::Latency,
+            Some(ObjectiveArg::Cost) => Objective::Cost,
+            _ => Objective::Balanced,
+        }
+    }
 }
 
 /// How prompts are written, as an argument.

@@ -12,10 +12,11 @@ use std::{
     time::Duration,
 };
 
+use http::Request;
 use serde::Serialize;
 use tower_quota::{
     batch::{BatchBuilder, BatchHandle, BatchOpenError, BatchService, BatchStage, MemoryBatches, Shutdown},
-    journal::FileStore,
+    journal::{FileStore, Key, KeyHeaders},
     org::Orgs,
 };
 
@@ -25,6 +26,7 @@ use crate::{
     pace::roughly,
     prices::{BATCH_SHARE, Prices, Tokens},
     report::round,
+    route::{InBatch, Ways},
     tally::{Spent, Tally},
     wire::in_one_line,
     words,
@@ -40,7 +42,7 @@ pub(crate) struct Setting {
     pub(crate) in_flight: usize,
     linger: Duration,
     poll: Duration,
-    stuck_after: Duration,
+    pub(crate) stuck_after: Duration,
     look_again: Option<Duration>,
     cancel_on_exit: bool,
 }
@@ -51,7 +53,10 @@ impl Setting {
     /// # Errors
     /// If something is said of batches, and there are none; or there is nowhere to keep their records.
     pub(crate) fn of(args: &Args) -> Result<Option<Self>, Failure> {
-        if args.route != Some(RouteArg::Batch) {
+        if args.objective.is_some() && args.route != Some(RouteArg::Auto) {
+            return Err(Failure::new("--objective needs --route auto: nothing else is decided"));
+        }
+        if !matches!(args.route, Some(RouteArg::Batch | RouteArg::Auto)) {
             let said = [
                 ("--batch-rows", args.batch_rows.is_some()),
                 ("--batch-in-flight", args.batch_in_flight.is_some()),
@@ -62,33 +67,43 @@ impl Setting {
             ];
             return match said.iter().find(|(_, said)| *said) {
                 Some((name, _)) => {
-                    Err(Failure::new(format!("{name} needs --route batch: nothing else goes in batches")))
+                    Err(Failure::new(format!("{name} needs --route batch or auto: nothing else goes in batches")))
                 }
                 None => Ok(None),
             };
         }
         if args.no_journal {
             return Err(Failure::new(
-                "--no-journal and --route batch: what is known of batches is kept in the journal, and a batch that is forgotten is \
+                "--no-journal and --route batch or auto: what is known of batches is kept in the journal, and a batch that is forgotten is \
                  paid for twice; leave out --no-journal",
             ));
         }
         let is_demo = args.input.is_none();
         if !is_demo && !args.dry_run && crate::kept::path(args).is_none() {
             return Err(Failure::new(
-                "--route batch, but the output is no file: what is known of batches is kept in a journal, so name one: --journal FILE",
+                "--route batch or auto, but the output is no file: what is known of batches is kept in a journal, so name one: --journal FILE",
             ));
         }
-        Ok(Some(Setting {
+        Ok(Some(Setting::new(args)))
+    }
+
+    /// As it is said, or else by default.
+    pub(crate) fn new(args: &Args) -> Self {
+        Setting {
             rows: args.batch_rows.map_or(1_000, |rows| rows.get()),
             in_flight: args.batch_in_flight.map_or(4, |batches| batches.get()),
             linger: args.batch_linger.unwrap_or(Duration::from_secs(2)),
             // The demonstration's batches take seconds.
-            poll: args.batch_poll.unwrap_or(Duration::from_secs(if is_demo { 1 } else { 30 })),
+            poll: args.batch_poll.unwrap_or(Duration::from_secs(if args.input.is_none() { 1 } else { 30 })),
             stuck_after: args.batch_stuck_after.unwrap_or(Duration::from_secs(4 * 3600)),
             look_again: args.batch_look_again,
             cancel_on_exit: args.cancel_on_exit,
-        }))
+        }
+    }
+
+    /// The longest pause between two questions about a batch.
+    pub(crate) fn longest_poll(&self) -> Duration {
+        self.poll.saturating_mul(4)
     }
 
     /// The service as it is set, still to be opened. Without a journal, as in the demonstration, its records end with the process.
@@ -98,7 +113,7 @@ impl Setting {
             None => BatchService::builder(orgs.clone(), MemoryBatches::new()),
         };
         let builder = builder.chunk_rows(self.rows).in_flight(self.in_flight).linger(self.linger);
-        let builder = builder.poll(self.poll, self.poll.saturating_mul(4)).stuck_after(Some(self.stuck_after));
+        let builder = builder.poll(self.poll, self.longest_poll()).stuck_after(Some(self.stuck_after));
         self.look_again.into_iter().fold(builder, BatchBuilder::look_again).cancel_on_exit(self.cancel_on_exit)
     }
 }
@@ -124,9 +139,18 @@ pub(crate) struct Batches {
     /// Calls about batches, and what their rows used.
     pub(crate) tally: Arc<Tally>,
     pub(crate) cancel_on_exit: bool,
+    pub(crate) ways: Ways,
 }
 
 impl Batches {
+    /// A request that comes: what is in a batch already is marked, and it is known to be on its way.
+    pub(crate) fn admit<B>(&self, request: &mut Request<B>, body: &[u8]) {
+        if !self.ways.is_batch() && self.handle.holds(&Key::of(request, body, &KeyHeaders::default())) {
+            request.extensions_mut().insert(InBatch);
+        }
+        request.extensions_mut().insert(self.arrivals.arrival());
+    }
+
     /// Where they stand, in one line.
     pub(crate) fn text(&self) -> String {
         let now = self.handle.snapshot();

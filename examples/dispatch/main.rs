@@ -28,6 +28,7 @@ mod plot;
 mod prices;
 mod report;
 mod resume;
+mod route;
 mod run;
 mod samples;
 mod source;
@@ -53,6 +54,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     args::{Args, OnBadInput, is_standard},
+    batches::Setting,
     claim::Claim,
     forecast::Work,
     input::{BadInput, Reading, Skips, Template},
@@ -283,19 +285,28 @@ impl Job {
         let prices = Prices::load(args.prices.as_deref()).map_err(|error| Failure(format!("--prices {error}")))?;
         // All that a bad command line may be is found before anything is moved or written.
         writable(args, headroom_file.as_deref())?;
-        let batches = batches::Setting::of(args)?;
+        let mut batches = Setting::of(args)?;
+        let limits = plan::known_limits(headroom_file.as_deref(), &orgs);
+        let decided = route::decide(args, batches.as_ref(), work.as_ref(), &orgs, &limits, &prices)?;
+        if let (Some(setting), Some(rows)) = (&mut batches, decided.rows) {
+            setting.rows = rows;
+        }
         let journal = if args.dry_run { None } else { kept::open(args, fresh)? };
-        let wire = Wire::new(args, &orgs, &families, journal, batches.as_ref()).await?;
+        if batches.is_none() && kept::has_batches(journal.as_ref()).await? {
+            // Of an earlier run: what they answer is paid for.
+            batches = Some(Setting::new(args));
+        }
+        let wire = Wire::new(args, &orgs, &families, journal, batches.as_ref().map(|it| (it, &decided.ways))).await?;
         let output_name = args.output.as_deref().unwrap_or(Path::new("-"));
         if args.dry_run || !args.quiet {
             let found = resume.text(output_name);
             if !found.is_empty() {
                 say(&found);
             }
-            let limits = plan::known_limits(headroom_file.as_deref(), &orgs);
             let (what, work, answered) = (&*what, work.as_ref(), resume.restored.all());
-            let (orgs, prices, batches) = (&orgs, &prices, batches.as_ref());
+            let (orgs, prices, batches) = (&orgs, &prices, batches.as_ref().filter(|_| decided.ways.is_batch()));
             say(&Plan { what, answered, work, orgs, limits, fluid_limit, prices, batches }.line());
+            decided.why.iter().for_each(|why| say(why));
         }
         if args.dry_run {
             let mut read = resume.restored.all();

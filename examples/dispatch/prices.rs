@@ -59,7 +59,7 @@ impl AddAssign for Tokens {
 /// Dollars per million tokens of one model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Price {
-    input: f64,
+    pub(crate) input: f64,
     cached_input: f64,
     cache_write: f64,
     pub(crate) output: f64,

@@ -23,7 +23,7 @@ use tower_quota::{
 };
 
 use crate::{
-    batches::{self, Arrivals, Batches},
+    batches::{self, Batches},
     fingerprint::fingerprint,
     input::{BadInput, Item, Skips},
     kept,
@@ -190,14 +190,13 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     let mut interrupts = Interrupts::listen(&output);
 
     let (journal, shared, batches) = (wire.journal, wire.shared, wire.batches);
-    let arrivals = batches.as_ref().map(|batches| batches.arrivals.clone());
     let salt = |live: &Live| (!shared).then(|| live.custom_id.clone());
     let mut received = 0u64;
     let mut bad = None;
     let requests = stream::poll_fn(|cx| {
         let next = ready!(items.poll_recv(cx));
         if !matches!(next, Some(Ok(_))) {
-            arrivals.iter().for_each(Arrivals::ended);
+            batches.iter().for_each(|batches| batches.arrivals.ended());
         }
         Poll::Ready(match next {
             None => None,
@@ -210,10 +209,9 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
                     replaces: item.replaces,
                     tries: Tries::default(),
                 };
+                let body = item.body.clone();
                 let mut request = wire::request(item.path, item.family, item.body, live.tries.clone(), salt(&live));
-                if let Some(arrivals) = &arrivals {
-                    request.extensions_mut().insert(arrivals.arrival());
-                }
+                batches.iter().for_each(|batches| batches.admit(&mut request, &body));
                 Some((live, request))
             }
             // Nothing more comes after it; what was sent finishes.

@@ -20,7 +20,7 @@ use serde::Deserialize;
 use tower::{Layer, Service, ServiceExt, service_fn, util::BoxService};
 use tower_quota::{
     aimd::{Caps, Settings},
-    batch::{BatchFailure, Batched, Route, RouteError, Way},
+    batch::{BatchFailure, Batched, Route, RouteError},
     client,
     journal::{FileStore, Finished, JournalError, JournalLayer, Keep, Restored, Salt},
     judge::{Gather, JudgeLayer},
@@ -37,6 +37,7 @@ use crate::{
     descriptors::{self, Room},
     forecast::Asked,
     output::{Scrubber, Verdict},
+    route::Ways,
     tally::{CountLayer, Model, Tally, Tries},
 };
 
@@ -67,7 +68,7 @@ impl Wire {
         orgs: &Orgs,
         families: &[Family],
         journal: Option<FileStore>,
-        setting: Option<&Setting>,
+        setting: Option<(&Setting, &Ways)>,
     ) -> Result<Self, Failure> {
         let mut retry = RateLimitRetryLayer::builder();
         if let Some(attempts) = args.max_attempts {
@@ -98,7 +99,7 @@ impl Wire {
         // It gathers nothing: it reads what passes, and tells at the end what each attempt used.
         let client = JudgeLayer::new().gather(Gather::Nothing).layer(client);
         let stack = stack.build_with(move |org: &Org| counts[org.name()].layer(client.clone()))?;
-        let Some(setting) = setting else {
+        let Some((setting, ways)) = setting else {
             let service = journaled(stack.map_err(Verdict::from), journal.clone(), orgs)?;
             return Ok(Wire { service, journal, shared: args.share_answers, bound, batches: None, all, tallies });
         };
@@ -117,9 +118,11 @@ impl Wire {
             handle,
             tally: tally.clone(),
             cancel_on_exit: args.cancel_on_exit,
+            ways: ways.clone(),
         };
+        let ways = ways.clone();
         let direct = stack.map_response(|answer| answer.map(|body| PathBody(Either::Left(body))));
-        let route = Route::new(direct, batch, Way::Batch);
+        let route = Route::new(direct, batch, move |request: &Request<Full<Bytes>>| ways.of(request));
         let counted = service_fn(move |request: Request<Full<Bytes>>| {
             let (extensions, tally) = (request.extensions().clone(), tally.clone());
             // It is always ready.
@@ -280,7 +283,7 @@ impl<E: Into<Verdict>, B: 'static> From<RouteError<E, Request<B>>> for Verdict {
         match error {
             RouteError::Direct(error) => error.into(),
             RouteError::Batch(error) => {
-                let outcome = match &error.failure {
+                let outcome = match error.failure() {
                     // It is an end of ours, not of the provider's.
                     BatchFailure::Closed(_) | BatchFailure::Store(_) => "cancelled",
                     failure => word(failure.class()),

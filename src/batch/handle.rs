@@ -10,7 +10,7 @@ use super::{
     service::Owner,
     state::{Closing, Seen},
 };
-use crate::outcome::Class;
+use crate::{journal::Key, outcome::Class};
 
 /// A handle to a [`BatchService`](super::BatchService): what is in it, and how it ends. Cheap to clone.
 ///
@@ -29,6 +29,12 @@ impl BatchHandle {
     /// sends it, so poll them.
     pub fn flush(&self) {
         self.owner.0.flush();
+    }
+
+    /// Whether a request of this key is in a batch, or was in one of an earlier process: sent any other way it might be paid for twice.
+    #[must_use]
+    pub fn holds(&self, key: &Key) -> bool {
+        self.owner.0.holds(key)
     }
 
     /// What is left running if the process ends now, and billed: to have their answers, send the same requests again with the same store;

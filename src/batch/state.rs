@@ -258,6 +258,12 @@ impl Shared {
         Ok(())
     }
 
+    /// Whether this is in a batch, or was in one whose record stands.
+    pub(super) fn holds(&self, key: &Key) -> bool {
+        let state = self.lock();
+        state.rows.contains_key(key) || state.recorded.contains_key(key)
+    }
+
     fn join_known(self: &Arc<Self>, key: Key) -> Option<Result<(), BatchFailure>> {
         let mut state = self.lock();
         if state.closing.is_some() {
