@@ -1,4 +1,4 @@
-//! `dispatch --route batch` killed with SIGKILL at random instants, and started again with the same command until it is done: over real HTTP,
+//! `dispatch --route batch` killed with SIGKILL at random instants, or ended by Ctrl-C, and started again with the same command until it is done: over real HTTP,
 //! against the simulated provider of both dialects, whose own count is believed.
 //!
 //! `TOWER_QUOTA_KILLED_RUNS=50 cargo test --release --test batch_killed` makes more runs than CI does;
@@ -74,6 +74,7 @@ struct Run {
     dir: tempfile::TempDir,
     server: Server,
     dialect: Dialect,
+    kind: Kind,
     size: Size,
     rng: fastrand::Rng,
     name: String,
@@ -105,19 +106,21 @@ impl Run {
         let lines: String = (0..size.ids).map(|n| format!("{}\n", line(n))).collect();
         std::fs::write(dir.path().join("in.jsonl"), lines).unwrap();
         let name = format!("{spoken}, run {seed}");
-        Run { dir, server, dialect, size, rng: fastrand::Rng::with_seed(seed), name, texts }
+        Run { dir, server, dialect, kind, size, rng: fastrand::Rng::with_seed(seed), name, texts }
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    fn start(&self) -> Child {
+    /// With `more` arguments.
+    fn start(&self, more: &[&str]) -> Child {
         let (rows, in_flight) = (self.size.rows.to_string(), self.size.in_flight.to_string());
         let mut args = vec!["--quiet", "--input", "in.jsonl", "--output", "out.jsonl", "--orgs", "orgs.toml"];
         args.extend(["--route", "batch", "--batch-rows", &rows, "--batch-in-flight", &in_flight]);
         args.extend(["--batch-poll", "1s", "--batch-stuck-after", "4s", "--batch-look-again", "1s"]);
-        args.extend(["--report", "report.json"]);
+        args.extend(["--report", "report.json", "--grace", "5s"]);
+        args.extend(more);
         let mut command = program::command(&args);
         command.current_dir(self.dir.path()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.spawn().unwrap()
@@ -128,7 +131,7 @@ impl Run {
     }
 
     /// Kills the program: some time after its start, or in the moment after one of its calls. True if it was not done before.
-    async fn kill(&mut self, mut child: Child) -> bool {
+    async fn kill(&mut self, mut child: Child, polite: bool) -> bool {
         let watched: Option<fn(&BatchTruth) -> u64> = match self.rng.u8(0..6) {
             0 | 1 => None,
             2 => Some(|truth| truth.created),
@@ -156,9 +159,15 @@ impl Run {
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        let _ = child.start_kill();
+        if polite {
+            let id = child.id().map(|id| id.to_string());
+            id.iter().for_each(|id| drop(std::process::Command::new("kill").args(["-INT", id]).status()));
+        } else {
+            let _ = child.start_kill();
+        }
         let status = child.wait().await.unwrap();
-        if status.signal() == Some(9) {
+        // A signal may come before it is listened to.
+        if matches!(status.signal(), Some(9 | 2)) || status.code() == Some(130) {
             return true;
         }
         let mut said = String::new();
@@ -171,13 +180,16 @@ impl Run {
     async fn campaign(&mut self) -> Told {
         let mut told = Told { runs: 1, ..Told::default() };
         for _ in 0..self.size.kills {
-            let child = self.start();
-            if !self.kill(child).await {
+            // Ctrl-C ends a run too, and may cancel what runs.
+            let polite = self.kind == Kind::Mixed && self.rng.u8(0..3) == 0;
+            let cancels: &[&str] = if polite && self.rng.bool() { &["--cancel-on-exit"] } else { &[] };
+            let child = self.start(cancels);
+            if !self.kill(child, polite).await {
                 break;
             }
             told.kills += 1;
         }
-        let output = self.start().wait_with_output().await.unwrap();
+        let output = self.start(&[]).wait_with_output().await.unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}: {}: {said}\n{:?}", self.name, output.status, self.batch_truth());
         let rows = self.rows();
