@@ -806,10 +806,12 @@ async fn rows_wait_for_room_in_the_orgs_queue_and_go_in_smaller_batches() {
     let api = Narrow::new(3, 1_000);
     let service = builder(&provider, &["a"], &MemoryBatches::new()).chunk_rows(8).api(api);
     let service: BatchService = service.open(provider.service()).await.unwrap();
-    let begin = tokio::time::Instant::now();
     let mut rows = rows(&service, prompts(8));
     answers(&mut rows, secs(3_600)).await;
-    assert!(begin.elapsed() >= secs(60));
+    let created: Vec<_> = provider.state().batches.iter().map(|batch| batch.created).collect();
+    let waits: Vec<_> = created.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
+    assert_eq!((&waits[..3], waits[4]), (&[60, 120, 0][..], 0), "longer each time");
+    assert!((60..95).contains(&waits[3]), "or until a batch is seen to have ended: {waits:?}");
     let sizes: Vec<_> = provider.state().batches.iter().map(|batch| batch.rows.len()).collect();
     assert_eq!(sizes, [8, 8, 4, 4, 2, 2]);
 }

@@ -56,6 +56,7 @@ pub(super) struct Course {
     splits: Arc<AtomicU32>,
     crowded: u32,
     clock: Clock,
+    met_a_full_queue: bool,
     /// Set when nothing is left to be told of its rows.
     over: bool,
 }
@@ -139,7 +140,17 @@ impl Course {
         };
         let clock = Clock { at: Instant::now(), age: Duration::ZERO };
         let (splits, crowded) = (chunk.splits.clone(), chunk.crowded);
-        let course = Course { shared, org, record, chunk: Some(chunk), splits, crowded, clock, over: false };
+        let course = Course {
+            shared,
+            org,
+            record,
+            chunk: Some(chunk),
+            splits,
+            crowded,
+            clock,
+            met_a_full_queue: false,
+            over: false,
+        };
         course.enter(state);
         course
     }
@@ -157,7 +168,7 @@ impl Course {
         let Some(record) = record else {
             tracing::error!(%token, "the record of a batch is gone");
             shared.end_all(token, &BatchFailure::Broken(None));
-            shared.gone(token);
+            shared.gone(token, false);
             return;
         };
         let Some(org) = shared.line_of(&record.org) else {
@@ -168,14 +179,23 @@ impl Course {
             while !shared.finish(&record, &record.keys) {
                 shared.end_all(token, &failure);
             }
-            shared.gone(token);
+            shared.gone(token, false);
             return;
         };
         let age = (shared.wall)().duration_since(record.since).unwrap_or_default();
         let clock = Clock { at: Instant::now(), age };
         let splits = Arc::new(AtomicU32::new(SPLITS));
-        let course =
-            Course { shared: shared.clone(), org, record, chunk: None, splits, crowded: 0, clock, over: false };
+        let course = Course {
+            shared: shared.clone(),
+            org,
+            record,
+            chunk: None,
+            splits,
+            crowded: 0,
+            clock,
+            met_a_full_queue: false,
+            over: false,
+        };
         course.enter(&mut shared.lock());
         course.run().await;
     }
@@ -300,6 +320,7 @@ impl Course {
             }
             Not::Crowded(said) => {
                 tracing::info!(org = &*org, said, "the org's queue of batches is full: its rows wait");
+                self.met_a_full_queue = true;
                 self.shared.crowded(self.org);
                 self.requeue_smaller(chunk);
             }
@@ -346,7 +367,6 @@ impl Course {
         {
             let mut state = self.shared.lock();
             state.known.insert(id.clone(), self.record.token);
-            state.not_crowded(self.org);
             state.batches_so_far[0] += 1;
             if let Some(seen) = state.batches.get_mut(&self.record.token) {
                 (seen.id, seen.phase) = (Some(id), Phase::Submitted);
@@ -677,6 +697,7 @@ impl Course {
         let Some(mut chunk) = chunk else { return };
         if queue_full {
             tracing::info!(batch = %self.name(), reason, "the org's queue of batches is full: its rows wait");
+            self.met_a_full_queue = true;
             self.shared.crowded(self.org);
             self.requeue_smaller(chunk);
             return;
@@ -724,7 +745,11 @@ impl Course {
             shared.see(self.record.token, |seen| (seen.phase, seen.counts) = (Phase::Ended, Some(counts)));
             let unclaimed: Vec<_> = tally.unclaimed.into_iter().collect();
             if shared.finish(&self.record, &unclaimed) {
-                shared.lock().batches_so_far[2] += 1;
+                {
+                    let mut state = shared.lock();
+                    state.batches_so_far[2] += 1;
+                    state.not_crowded(self.org);
+                }
                 tracing::info!(batch = %self.name(), rows = keys.len(), ?counts, ?ending, "a batch has ended");
                 return Ok(());
             }
@@ -1155,6 +1180,6 @@ impl Drop for Course {
             let batch = self.record.id.is_some().then(|| self.remaining());
             self.shared.end_all(self.record.token, &BatchFailure::Broken(batch));
         }
-        self.shared.gone(self.record.token);
+        self.shared.gone(self.record.token, !self.met_a_full_queue);
     }
 }

@@ -475,15 +475,16 @@ impl Shared {
         true
     }
 
-    /// A batch is under way no more.
-    pub(super) fn gone(self: &Arc<Self>, token: Token) {
+    /// A batch is under way no more; whether it has left room in its org's queue.
+    pub(super) fn gone(self: &Arc<Self>, token: Token, left_room: bool) {
         let mut state = self.lock();
         state.under_way.remove(&token);
         let seen = state.batches.remove(&token);
         if let Some(places) = seen.and_then(|seen| state.orgs.get_mut(seen.org)) {
             places.taken = places.taken.saturating_sub(1);
-            // There is room in its queue.
-            places.full_until = None;
+            if left_room {
+                places.full_until = None;
+            }
         }
         let closers = Wakes(mem::take(&mut state.closers));
         drop(state);

@@ -44,7 +44,7 @@ pub(crate) struct Batch {
     pub(crate) key: String,
     pub(crate) rows: Vec<(String, Value)>,
     plan: Plan,
-    created: Instant,
+    pub(crate) created: Instant,
     pub(crate) cancelled: Option<Instant>,
     pub(crate) polls: Vec<Instant>,
     torn: bool,
