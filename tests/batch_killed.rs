@@ -9,20 +9,14 @@
 #[path = "support/program.rs"]
 mod program;
 
-use std::{
-    collections::BTreeMap,
-    os::unix::process::ExitStatusExt,
-    path::PathBuf,
-    process::Stdio,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, os::unix::process::ExitStatusExt, path::PathBuf, process::Stdio, time::Duration};
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use http::Request;
 use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
-use tokio::{io::AsyncReadExt, process::Child};
+use tokio::{io::AsyncReadExt, process::Child, time::Instant};
 use tower::ServiceExt;
 use tower_quota::sim::{BatchConfig, BatchTruth, Config, Dialect, Latency, OrgConfig, Server, Sim};
 
