@@ -48,7 +48,7 @@ fn faults(org: &str, kind: Kind) -> BatchConfig {
         .lost_reply(0.15)
         .not_found(0.02);
     match (kind, org) {
-        (Kind::Sound, _) => batch,
+        (Kind::Sound | Kind::Faulty, _) => batch,
         // A stuck batch is cancelled by us before it expires; but not one whose reply was lost, where that is certain only at its end.
         (Kind::Mixed, "a") => batch.stuck(0.15).all_error(0.1).row_overloaded(0.03).expires_after_s(12.0),
         (Kind::Mixed, _) => batch.expired(0.3).row_api_error(0.05).expires_after_s(1.5),
@@ -59,6 +59,8 @@ fn faults(org: &str, kind: Kind) -> BatchConfig {
 enum Kind {
     /// Every row of every batch is answered.
     Sound,
+    /// The same, but calls about batches fail in whatever way.
+    Faulty,
     /// Batches are stuck or expire, rows meet errors.
     Mixed,
 }
@@ -80,10 +82,20 @@ impl Run {
     async fn new(dialect: Dialect, kind: Kind, size: Size, seed: u64) -> Self {
         let config =
             Config::new(dialect).seed(seed).unlimited(true).latency(Latency::new(5.0, 0.5)).lengths_by_item(true);
-        let org = |name: &str| OrgConfig::new(name, format!("key-of-{name}")).batch(faults(name, kind));
+        let org = |name: &str| {
+            let org = OrgConfig::new(name, format!("key-of-{name}")).batch(faults(name, kind));
+            match kind {
+                Kind::Faulty => org.overloaded(0.05).error_5xx(0.06).reset(0.06).truncate(0.06).hang(0.03),
+                _ => org,
+            }
+        };
         let config = ORGS.iter().fold(config, |config, name| config.org(org(name)));
         // Another one of the same seed says the same.
-        let other = Sim::new(config.clone().latency(Latency::new(0.0, 0.0))).unwrap();
+        let sound = config.clone().latency(Latency::new(0.0, 0.0));
+        let other = Sim::new(ORGS.iter().fold(Config { orgs: vec![], ..sound }, |config, name| {
+            config.org(OrgConfig::new(*name, format!("key-of-{name}")))
+        }));
+        let other = other.unwrap();
         let texts: Vec<String> = stream::iter(0..size.ids).then(|n| text_by(other.clone(), dialect, n)).collect().await;
         let server = Sim::new(config).unwrap().serve().await.unwrap();
         let dir = tempfile::tempdir().unwrap();
@@ -113,7 +125,7 @@ impl Run {
         let mut args = vec!["--quiet", "--input", "in.jsonl", "--output", "out.jsonl", "--orgs", "orgs.toml"];
         args.extend(["--route", "batch", "--batch-rows", &rows, "--batch-in-flight", &in_flight]);
         args.extend(["--batch-poll", "1s", "--batch-stuck-after", "4s", "--batch-look-again", "1s"]);
-        args.extend(["--report", "report.json", "--grace", "5s"]);
+        args.extend(["--report", "report.json", "--grace", "5s", "--timeout", "2s"]);
         args.extend(more);
         let mut command = program::command(&args);
         command.current_dir(self.dir.path()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -257,7 +269,7 @@ async fn campaigns(first: u64, kind: Kind) -> Told {
         let dialect = if seed % 2 == 0 { Dialect::Anthropic } else { Dialect::OpenAi };
         let mut run = Run::new(dialect, kind, SMALL, seed).await;
         let told = run.campaign().await;
-        if kind == Kind::Sound {
+        if kind != Kind::Mixed {
             assert_eq!((told.submitted_more, told.directly, told.twice), (0, 0, 0), "{}", run.name);
             // Each life ends with a batch that need not be full.
             let needed = SMALL.ids.div_ceil(SMALL.rows) as u64;
@@ -286,6 +298,11 @@ async fn every_id_has_one_answer_and_none_is_billed_twice_whatever_goes_wrong_wi
     assert!(all.expired > 0 && all.submitted_more > 0 && all.directly > 0, "{all:?}");
     // Those in flight at a kill, as without batches.
     assert!(all.twice <= all.kills * SMALL.rows as u64, "{all:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_batch_is_submitted_twice_whatever_goes_wrong_with_calls_about_batches() {
+    campaigns(20_001, Kind::Faulty).await;
 }
 
 /// The rows of a stuck batch end on the direct path, in a run that nobody kills.
