@@ -336,7 +336,11 @@ async fn twenty_thousand_rows_and_fifty_kills() {
         let started = Instant::now();
         let mut run = Run::new(dialect, Kind::Mixed, BIG, 77).await;
         let told = run.campaign().await;
-        println!("{dialect:?}: {:.0} s, {told:?}, {:?}", started.elapsed().as_secs_f64(), run.server.truth());
+        let (seconds, truth) = (started.elapsed().as_secs_f64(), run.server.truth());
+        println!("{dialect:?}: {seconds:.0} s, {told:?}, {:?}, {:?}", truth.batch(), truth.rows);
+        // Those that were needed, for rows that went into a second one too, and what each life may leave in one that is not full.
+        let needed = (BIG.ids as u64 + told.submitted_more).div_ceil(BIG.rows as u64);
+        assert!(told.batches <= needed + told.kills, "{needed}: {told:?}");
     }
 }
 
