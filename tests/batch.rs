@@ -282,6 +282,43 @@ async fn failures_of_calls_about_batches_never_end_the_run() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn results_that_cannot_be_had_are_not_paid_for_again_and_are_read_once_they_can() {
+    let provider = Provider::new();
+    for _ in 0..6 {
+        provider.fault(Method::GET, "results", 404);
+    }
+    let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+    let mut some = rows(&service, prompts(10));
+    for error in errors(&mut some, secs(3_600)).await {
+        assert!(matches!(error.failure(), BatchFailure::Unread { .. }), "{error}");
+        assert!(error.to_string().contains("batch msgbatch_1 of org a has ended"), "{error}");
+        assert!(!error.failure().goes_direct() && error.is_redrivable() && error.request().is_some());
+    }
+    for prompt in prompts(10) {
+        service.clone().oneshot(ask(&prompt)).await.unwrap();
+    }
+    assert_eq!(provider.created(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_batch_whose_results_cannot_be_had_is_not_submitted_again() {
+    let provider = Provider::new();
+    provider.plan([Plan { lost: true, ..Plan::default() }]);
+    for _ in 0..6 {
+        provider.fault(Method::GET, "results", 404);
+    }
+    let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+    let mut some = rows(&service, prompts(10));
+    for error in errors(&mut some, secs(3_600)).await {
+        assert!(matches!(error.failure(), BatchFailure::Unlisted { .. }), "{error}");
+    }
+    for prompt in prompts(10) {
+        service.clone().oneshot(ask(&prompt)).await.unwrap();
+    }
+    assert_eq!(provider.created(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_rows_of_an_org_that_dies_before_they_are_submitted_go_to_a_sibling() {
     let provider = Provider::new();
     provider.state().dead.insert("sk-a".into(), 401);
@@ -313,6 +350,9 @@ async fn the_batch_of_an_org_that_dies_stays_recorded_and_is_found_again() {
         assert!(text.contains("batch msgbatch_1 of org a is submitted and may be billed"), "{text}");
         assert!(!error.failure().goes_direct() && error.is_redrivable() && error.request().is_some());
     }
+    // In the same process too it is not submitted again.
+    let again = first.clone().oneshot(ask("row 1")).await.unwrap_err();
+    assert!(matches!(again.failure(), BatchFailure::OrgOut { .. }), "{again}");
     drop(first);
     provider.state().dead.clear();
     let second = service(&provider, &["a"], &store).await;
@@ -825,7 +865,9 @@ async fn a_later_process_goes_on_wherever_an_earlier_one_was_killed_and_submits_
         (Plan { takes: Some(secs(40)), lost: true, ..Plan::default() }, 100),
         (Plan { takes: Some(secs(40)), expires: Some(4), hidden: secs(20), ..Plan::default() }, 160),
     ] {
-        for millis in (0..latest * 1_000).step_by(2_900) {
+        // Rows that go into another batch are in none for two seconds.
+        let step = if plan.expires.is_some() { 1_300 } else { 2_900 };
+        for millis in (0..latest * 1_000).step_by(step) {
             let provider = Provider::new();
             provider.slow(secs(2)).plan([plan.clone(), Plan { takes: Some(secs(40)), ..Plan::default() }]);
             let store = MemoryBatches::new();

@@ -91,8 +91,14 @@ fn end(end: Ended) -> String {
             }
             format!("{} {:?} {:?} {body}", answer.status(), stamp.outcome.class, stamp.usage)
         }
-        Err(DriveError::Service(RouteError::Direct(error))) => format!("error {:?}", error.class().unwrap()),
-        Err(DriveError::Service(RouteError::Batch(error))) => format!("error {:?}", error.class()),
+        Err(DriveError::Service(error)) => {
+            eprintln!("{error}");
+            match error {
+                RouteError::Direct(error) => format!("error {:?}", error.class().unwrap()),
+                RouteError::Batch(error) => format!("error {:?}", error.class()),
+                error => panic!("{error}"),
+            }
+        }
         Err(error) => panic!("{error}"),
     }
 }
@@ -110,7 +116,8 @@ async fn every_row_has_one_answer_and_is_billed_once_whatever_goes_wrong_with_ba
             .not_found_after_create_s(20.0)
             .not_listed_after_create_s(30.0)
             .lost_reply(0.1)
-            .not_found(0.03);
+            // Three in a row would be a batch that is gone.
+            .not_found(0.003);
         let sim = sim(dialect, batch);
         let service: BatchService<AnswerBody> =
             builder(&sim, MemoryBatches::new()).chunk_rows(100).open(client(&sim)).await.unwrap();

@@ -108,6 +108,7 @@ enum Over {
     Out(Class),
     Deadline,
     Vanished,
+    Unread(String),
     Closing,
 }
 
@@ -521,6 +522,7 @@ impl Course {
             match self.lines_of(&request, &mut look).await {
                 Ok(()) => {}
                 Err(Over::Out(class)) => return Err(Found::Out(class)),
+                Err(Over::Unread(said)) => return Err(Found::Unlisted(said)),
                 Err(_) => return Err(Found::Closing),
             }
             if found {
@@ -551,6 +553,10 @@ impl Course {
             Over::Deadline | Over::Ended(..) => {
                 tracing::warn!(batch = %self.name(), "a batch has not ended in its time");
                 self.hand_back_all(&BatchFailure::Deadline(self.remaining())).await;
+            }
+            Over::Unread(said) => {
+                tracing::warn!(batch = %self.name(), said, "a batch has ended, and its results cannot be had");
+                self.hand_back_all(&BatchFailure::Unread { batch: self.remaining(), said: said.into() }).await;
             }
             Over::Vanished => {
                 tracing::warn!(batch = %self.name(), "a batch is not there any more");
@@ -1057,8 +1063,8 @@ impl Course {
                 }
             };
             if refused >= FETCHES {
-                tracing::warn!(batch = %self.name(), said, "results cannot be had: their rows are taken for unanswered");
-                return Ok(());
+                // They were paid for: nothing of it is sent again.
+                return Err(Over::Unread(said));
             }
             failed += 1;
             if self.pause(failed, not_before, &said).await {

@@ -67,8 +67,15 @@ pub enum BatchFailure {
     Deadline(RemoteBatch),
     /// Its batch is not there any more.
     Vanished(RemoteBatch),
-    /// The reply to its submission was lost, and the org's batches cannot be listed: whether there is a batch is not known, and nothing is
-    /// submitted again.
+    /// Its batch has ended, and its results cannot be read. They may have been paid for, so nothing is submitted again by itself.
+    Unread {
+        /// Which one.
+        batch: RemoteBatch,
+        /// Why they cannot be read.
+        said: Arc<str>,
+    },
+    /// The reply to its submission was lost, and the org's batches, or their results, cannot be looked through: whether there is a batch is
+    /// not known, and nothing is submitted again.
     Unlisted {
         /// The org.
         org: Arc<str>,
@@ -113,6 +120,7 @@ impl BatchFailure {
             | BatchFailure::OrgOut { .. }
             | BatchFailure::Deadline(_)
             | BatchFailure::Vanished(_)
+            | BatchFailure::Unread { .. }
             | BatchFailure::Unlisted { .. }
             | BatchFailure::Closed(_)
             | BatchFailure::Broken(_) => false,
@@ -134,7 +142,7 @@ impl BatchFailure {
             BatchFailure::NoOrg { .. } => Class::NoOrg,
             BatchFailure::Unanswered { class, .. } | BatchFailure::OrgOut { class, .. } => *class,
             BatchFailure::Stuck(_) | BatchFailure::Deadline(_) | BatchFailure::Vanished(_) => Class::Overloaded,
-            BatchFailure::Unlisted { .. } => Class::Transport,
+            BatchFailure::Unread { .. } | BatchFailure::Unlisted { .. } => Class::Transport,
             BatchFailure::Body(_) | BatchFailure::Store(_) | BatchFailure::Closed(_) | BatchFailure::Broken(_) => {
                 Class::Local
             }
@@ -171,6 +179,9 @@ impl fmt::Display for BatchFailure {
             BatchFailure::Deadline(batch) => write!(f, "{batch} has not ended in its time: {AGAIN}"),
             BatchFailure::Vanished(batch) => {
                 write!(f, "{batch} is not there any more (404); what it did may be billed")
+            }
+            BatchFailure::Unread { batch, said } => {
+                write!(f, "{batch} has ended, and its results cannot be read ({said}): they may be billed; {AGAIN}")
             }
             BatchFailure::Unlisted { org, said } => {
                 write!(

@@ -463,8 +463,8 @@ impl Shared {
             }
         }
         for key in unclaimed {
-            // Unless it is in another one by now.
-            if !state.rows.contains_key(key) {
+            // Unless it is in another one by now. Of this one a caller may be still to be told.
+            if state.rows.get(key).is_none_or(|row| row.place == Place::Batch(token)) {
                 state.recorded.insert(*key, token);
             }
         }

@@ -27,11 +27,7 @@ impl Family {
         if model.is_empty() {
             return Family::default();
         }
-        // What is left when a tail of digits and dashes with at least six digits is cut off.
-        let stem = model.trim_end_matches(|c: char| c.is_ascii_digit() || c == '-');
-        let digits = model[stem.len()..].bytes().filter(u8::is_ascii_digit).count();
-        let dated = model[stem.len()..].starts_with('-') && digits >= 6;
-        Family::new(if dated && !stem.is_empty() { stem } else { &model })
+        Family::new(without_date(&model))
     }
 
     /// The name.
@@ -39,6 +35,18 @@ impl Family {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+/// The id without the date at its end.
+fn without_date(model: &str) -> &str {
+    ["-0000-00-00", "-00000000", "-000000"]
+        .iter()
+        .find_map(|form| {
+            let (stem, tail) = model.split_at_checked(model.len().checked_sub(form.len())?)?;
+            let alike = |(is, should): (u8, u8)| is == should || should == b'0' && is.is_ascii_digit();
+            (!stem.is_empty() && tail.bytes().zip(form.bytes()).all(alike)).then_some(stem)
+        })
+        .unwrap_or(model)
 }
 
 impl Default for Family {
@@ -70,6 +78,12 @@ mod tests {
             ("gpt-4o-mini", "gpt-4o-mini"),
             // Too few digits for a date.
             ("gpt-5", "gpt-5"),
+            ("gpt-4-0613", "gpt-4-0613"),
+            // Its version is not of the date.
+            ("gpt-5-2026-01-01", "gpt-5"),
+            ("o3-1-20260101", "o3-1"),
+            ("m-260101", "m"),
+            ("m\u{e9}-2026-01-0\u{e9}", "m\u{e9}-2026-01-0\u{e9}"),
             ("o3-1", "o3-1"),
             (" ", "any"),
             ("20250929", "20250929"),

@@ -99,7 +99,7 @@ impl FileStore {
         FileStoreBuilder {
             path: path.into(),
             cache: 16 << 20,
-            index_after: 32_768,
+            index_after: 65_536,
             linger: Duration::from_millis(2),
             sync_every: Duration::from_millis(100),
         }
@@ -239,8 +239,8 @@ impl FileStoreBuilder {
         self
     }
 
-    /// After how many entries the tail goes into the tables; until then each takes some 60 bytes of memory. The more at once, the less is
-    /// written. Default 32,768; at least 1. A tail of 64 MiB goes in any case.
+    /// After how many entries the tail goes into the tables; until then each takes some 30 bytes of memory. The more at once, the less is
+    /// written. Default 65,536; at least 1. A tail of 64 MiB goes in any case.
     pub fn index_after(mut self, entries: usize) -> Self {
         self.index_after = entries;
         self

@@ -97,22 +97,24 @@ pub(super) fn each_into(path: &Path, tables: &mut Tables, at_once: usize) -> Res
     let mut written = Ok(());
     each_entry(path, |key, entry| {
         entries += 1;
-        let mut push = || {
-            let open = match &mut bulk {
-                Some(open) => open,
-                none => none.insert(tables.begin()?),
-            };
-            open.push(key, entry)?;
-            let is_full = open.len() >= at_once;
-            bulk.take_if(|_| is_full).map_or(Ok(()), |full| full.commit(tables))
-        };
-        written = push();
+        written = push(tables, &mut bulk, key, entry, at_once);
         written.is_ok()
     })
     .map_err(failed)?;
     written?;
     bulk.map_or(Ok(()), |rest| rest.commit(tables))?;
     Ok(entries)
+}
+
+/// Into this bulk, or a new one, which is committed when it is full.
+fn push(tables: &mut Tables, bulk: &mut Option<Bulk>, key: Key, entry: &[u8], at_once: usize) -> Result<(), Fault> {
+    let open = match &mut *bulk {
+        Some(open) => open,
+        none => none.insert(tables.begin()?),
+    };
+    open.push(key, entry)?;
+    let is_full = open.len() >= at_once;
+    bulk.take_if(|_| is_full).map_or(Ok(()), |full| full.commit(tables))
 }
 
 pub(super) fn failed(error: io::Error) -> Fault {

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::{
     salvage,
-    tables::{Fault, Tables},
+    tables::{Fault, Short, Tables, short},
 };
 use crate::journal::{Key, seal};
 
@@ -52,10 +52,17 @@ pub(super) struct Tail {
     buffer: Vec<u8>,
 }
 
+/// How many bytes stand before an entry, and how many it has.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    at: u64,
+    length: u32,
+}
+
 /// Where the tail's entries stand, for readers.
 #[derive(Default)]
 pub(super) struct Places {
-    places: HashMap<Key, (u64, usize)>,
+    places: HashMap<Short, Place>,
     file: Option<File>,
 }
 
@@ -82,12 +89,12 @@ impl Tail {
     pub(super) fn append<'a>(
         &mut self,
         group: impl Iterator<Item = (&'a Key, &'a [u8])>,
-    ) -> Result<Vec<(Key, (u64, usize))>, Fault> {
+    ) -> Result<Vec<(Short, Place)>, Fault> {
         let mut at = self.length;
         let mut places = vec![];
         self.buffer.clear();
         for (key, entry) in group {
-            places.push((*key, (at, entry.len())));
+            places.push((short(key), Place { at, length: u32::try_from(entry.len()).unwrap_or(u32::MAX) }));
             at += entry.len() as u64;
             self.buffer.extend_from_slice(entry);
         }
@@ -160,7 +167,7 @@ fn make(path: &Path) -> io::Result<File> {
 }
 
 impl Places {
-    pub(super) fn note(&mut self, places: Vec<(Key, (u64, usize))>) {
+    pub(super) fn note(&mut self, places: Vec<(Short, Place)>) {
         self.places.extend(places);
     }
 
@@ -171,12 +178,12 @@ impl Places {
 
     /// The entry of this key, if it is in the tail and whole.
     pub(super) fn entry(&mut self, key: &Key, journal: &Path) -> io::Result<Option<Bytes>> {
-        let Some((at, length)) = self.places.get(key).copied() else { return Ok(None) };
+        let Some(Place { at, length }) = self.places.get(&short(key)).copied() else { return Ok(None) };
         let file = match &mut self.file {
             Some(file) => file,
             none => none.insert(File::open(path(journal))?),
         };
-        let mut entry = vec![0; length];
+        let mut entry = vec![0; length as usize];
         file.seek(SeekFrom::Start(at))?;
         match file.read_exact(&mut entry) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
