@@ -9,8 +9,9 @@ mod provider;
 use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use provider::{Plan, Provider};
 use serde_json::{Value, json};
 use tokio_test::{assert_pending, assert_ready, task};
@@ -22,7 +23,7 @@ use tower_quota::{
         BatchOpenError, BatchService, BatchStage, BatchStore, Batched, Bounds, Group, Match, MemoryBatches, Page,
         Remote, RemoteState, Route, RouteError, Row, RowError, RowResult, Submission, Token, Way,
     },
-    journal::Restored,
+    journal::{Key, KeyHeaders, Restored},
     judge::Answer,
     org::{Credential, Org, Orgs},
     outcome::{BoxError, Class, Stamp},
@@ -138,6 +139,7 @@ async fn requests_are_answered_out_of_batches_in_whatever_order_they_come() {
     assert!(provider.billed().values().all(|times| *times == 1));
     let now = service.handle().snapshot();
     assert_eq!((now.gathered, now.queued, now.in_batches, now.answered, now.handed_back), (0, 0, 0, 25, 0));
+    assert_eq!((now.submitted, now.resumed, now.ended), (3, 0, 3));
 }
 
 #[tokio::test(start_paused = true)]
@@ -775,7 +777,8 @@ async fn settings_out_of_range_are_refused_by_name() {
         ("linger", base().linger(secs(3_601))),
         ("poll", base().poll(Duration::ZERO, secs(120))),
         ("poll", base().poll(secs(60), secs(30))),
-        ("stuck_after", base().stuck_after(Some(secs(1)))),
+        ("stuck_after", base().stuck_after(Some(Duration::from_millis(999)))),
+        ("look_again", base().look_again(Duration::from_millis(999))),
         ("grace", base().grace(secs(1 << 30))),
     ] {
         let opened: Result<BatchService, _> = wrong.open(provider.service()).await;
@@ -987,4 +990,26 @@ async fn the_same_requests_come_to_the_same_ends_on_both_paths() {
         assert_eq!(ends[0], ends[1], "row {row}");
     }
     assert_eq!(ends.values().filter(|ends| !ends[0].starts_with("200 OK Ok")).count(), 100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_stands_in_a_batch_is_held_by_this_process_and_by_the_next() {
+    let provider = Provider::new();
+    let store = MemoryBatches::new();
+    let key = |prompt: &str| {
+        let request = ask(prompt);
+        let body = request.body().clone().collect().now_or_never().unwrap().unwrap().to_bytes();
+        Key::of(&request, &body, &KeyHeaders::default())
+    };
+    let first = service(&provider, &["a"], &store).await;
+    let mut waiting = rows(&first, ["one"]);
+    first.handle().flush();
+    assert!(first.handle().holds(&key("one")) && !first.handle().holds(&key("two")));
+    run(&mut waiting, secs(1)).await;
+    assert_eq!(first.handle().running().len(), 1);
+    drop((waiting, first));
+    let next = service(&provider, &["a"], &store).await;
+    assert!(next.handle().holds(&key("one")) && !next.handle().holds(&key("two")));
+    answers(&mut rows(&next, ["one"]), secs(600)).await;
+    assert_eq!(provider.state().batches.len(), 1);
 }

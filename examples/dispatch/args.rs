@@ -4,7 +4,7 @@ use std::{num::NonZeroU32, num::NonZeroUsize, path::PathBuf, time::Duration};
 
 use clap::{Parser, ValueEnum};
 use http::{Uri, uri::PathAndQuery};
-use tower_quota::org::Dialect;
+use tower_quota::{org::Dialect, plan::Objective};
 
 use crate::input::Prompts;
 
@@ -136,6 +136,50 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10s")]
     pub(crate) grace: Duration,
 
+    /// Which way requests go: each at once, or in the provider's batches, at half the price and within a day. Default direct.
+    ///
+    /// `auto` decides for each model by what is not answered yet, and says why: see --objective. What it knows of limits is in the headroom
+    /// file.
+    ///
+    /// What is known of batches is kept in the journal: a run that was ended, however, goes on with the batches that it had submitted, whatever
+    /// is said here, and none is paid for twice. What no batch answers goes directly.
+    #[arg(long, value_enum)]
+    pub(crate) route: Option<RouteArg>,
+
+    /// What `--route auto` is good at. Default balanced.
+    #[arg(long, value_enum)]
+    pub(crate) objective: Option<ObjectiveArg>,
+
+    /// The most rows of a batch. Default 1000, or as the planner says: much larger ones were seen to starve for hours.
+    #[arg(long, value_name = "N", value_parser = at_least_one::<NonZeroUsize>)]
+    pub(crate) batch_rows: Option<NonZeroUsize>,
+
+    /// How many batches an org has at once. Default 4.
+    #[arg(long, value_name = "N", value_parser = at_least_one::<NonZeroUsize>)]
+    pub(crate) batch_in_flight: Option<NonZeroUsize>,
+
+    /// How long a batch that is not full waits for more rows. Default 2s; with the end of the input it goes at once.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) batch_linger: Option<Duration>,
+
+    /// How long after its submission a batch is first asked about; later up to four times as rarely. Default 30s; at least 1s.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) batch_poll: Option<Duration>,
+
+    /// After how long without a success a batch is cancelled, and what it has not done is sent directly. Default 4h.
+    ///
+    /// Anthropic counts no success before a batch has ended: there it is how long a batch may take.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) batch_stuck_after: Option<Duration>,
+
+    /// How long to wait until a batch whose submission was not answered is looked for again.
+    #[arg(long, value_name = "TIME", value_parser = duration, hide = true, requires = "route")]
+    pub(crate) batch_look_again: Option<Duration>,
+
+    /// When the run is ended early, cancel the batches that run. Else they go on, and are billed; the same command has their answers.
+    #[arg(long)]
+    pub(crate) cancel_on_exit: bool,
+
     /// Write the final report here too, as JSON.
     #[arg(long, value_name = "FILE.json")]
     pub(crate) report: Option<PathBuf>,
@@ -157,7 +201,7 @@ pub(crate) struct Args {
 
     /// Print what the headroom file says, and send nothing: what remained of each quota when the provider said so, and whether that is
     /// fresh (less than a minute old), stale (less than an hour) or very stale.
-    #[arg(long, conflicts_with_all = ["input", "output", "fresh", "retry_failed", "ordered", "report", "prices", "plot", "dry_run", "single_org", "demo_requests", "demo_unlimited", "seed"])]
+    #[arg(long, conflicts_with_all = ["input", "output", "fresh", "retry_failed", "ordered", "report", "prices", "plot", "dry_run", "route", "single_org", "demo_requests", "demo_unlimited", "seed"])]
     pub(crate) status: bool,
 
     /// The same as JSON.
@@ -201,6 +245,38 @@ impl From<Speech> for Dialect {
         match speech {
             Speech::Anthropic => Dialect::Anthropic,
             Speech::Openai => Dialect::OpenAi,
+        }
+    }
+}
+
+/// Which way requests go, as an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RouteArg {
+    /// Each at once.
+    Direct,
+    /// In batches.
+    Batch,
+    /// As the planner says of what is not answered yet.
+    Auto,
+}
+
+/// What a plan is to be good at, as an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ObjectiveArg {
+    /// The least time.
+    Latency,
+    /// The least money.
+    Cost,
+    /// Twice as long for half the price is an even trade.
+    Balanced,
+}
+
+impl Args {
+    pub(crate) fn objective(&self) -> Objective {
+        match self.objective {
+            Some(ObjectiveArg::Latency) => Objective::Latency,
+            Some(ObjectiveArg::Cost) => Objective::Cost,
+            _ => Objective::Balanced,
         }
     }
 }

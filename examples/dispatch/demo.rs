@@ -9,12 +9,18 @@ use tower_quota::{
     sim::{self, OrgConfig, Server, Sim},
 };
 
-use crate::{Failure, args::Args, input::Item};
+use crate::{
+    Failure,
+    args::{Args, RouteArg},
+    input::Item,
+};
 
 /// Names and requests per minute. The buckets hold two seconds' worth, which is the simulator's default.
 const ORGS: [(&str, f64); 3] = [("large", 7_200.0), ("medium", 4_800.0), ("small", 1_200.0)];
 /// The median time of a call, in milliseconds.
 const P50_MS: f64 = 50.0;
+/// The median time of a batch, in milliseconds.
+const BATCH_P50_MS: f64 = 5_000.0;
 /// How many requests are sent unless the command line says otherwise.
 pub(crate) const REQUESTS: u64 = 6_000;
 
@@ -35,11 +41,14 @@ pub(crate) async fn start(args: &Args) -> Result<Demo, Failure> {
     let mut config = sim::Config::new(dialect)
         .seed(args.seed.unwrap_or(1))
         .latency(sim::Latency::new(P50_MS, 0.3))
+        .batch(sim::BatchConfig::new().delay(sim::Latency::new(BATCH_P50_MS, 0.3)))
         .unlimited(args.demo_unlimited);
     for (name, rpm) in ORGS.iter().filter(|(name, _)| args.single_org.as_deref().is_none_or(|only| only == *name)) {
         config = config.org(OrgConfig::new(*name, key(name)).requests_per_minute(*rpm));
     }
-    let fluid_limit = config.fluid_limit(args.demo_requests.unwrap_or(REQUESTS));
+    // Batches are at no such limit.
+    let directly = args.route != Some(RouteArg::Batch);
+    let fluid_limit = config.fluid_limit(args.demo_requests.unwrap_or(REQUESTS)).filter(|_| directly);
     let server = Sim::new(config)
         .map_err(Failure::new)?
         .serve()

@@ -112,6 +112,16 @@ impl Work {
         }
     }
 
+    /// What is left of each model.
+    pub(crate) fn shares(&self) -> impl Iterator<Item = Share<'_>> {
+        self.models.iter().filter(|(_, load)| load.requests > 0).map(|(model, load)| {
+            let each = |figure: u64| figure as f64 / load.requests as f64;
+            let output =
+                (load.unbounded < load.requests).then(|| load.output as f64 / (load.requests - load.unbounded) as f64);
+            Share { model, requests: load.requests, input: each(load.input_tokens()), output }
+        })
+    }
+
     pub(crate) fn requests(&self) -> u64 {
         self.left.unwrap_or_else(|| self.models.values().map(|load| load.requests).sum())
     }
@@ -168,6 +178,17 @@ impl Work {
         }
         Duration::try_from_secs_f64(longest * 60.0).ok()
     }
+}
+
+/// What is asked of one model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share<'a> {
+    pub(crate) model: &'a str,
+    pub(crate) requests: u64,
+    /// Tokens of a prompt, on average and estimated.
+    pub(crate) input: f64,
+    /// The most tokens of an answer, on average; `None` where none is bounded.
+    pub(crate) output: Option<f64>,
 }
 
 /// A limit that somebody knows.

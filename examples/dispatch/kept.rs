@@ -5,7 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tower_quota::journal::{FileStore, Store, StoreError};
+use tower_quota::{
+    batch::BatchStore,
+    journal::{FileStore, Store, StoreError},
+};
 
 use crate::{Failure, args::Args, can_hold, claim, wire::in_one_line};
 
@@ -51,6 +54,19 @@ pub(crate) fn open(args: &Args, fresh: bool) -> Result<Option<FileStore>, Failur
         return Ok(None);
     }
     FileStore::builder(&path).cache(CACHE).open().map(Some).map_err(|error| failure(&error))
+}
+
+/// Whether it knows of batches.
+///
+/// # Errors
+/// If it cannot be read.
+pub(crate) async fn has_batches(store: Option<&FileStore>) -> Result<bool, Failure> {
+    let Some(store) = store else { return Ok(false) };
+    let found = BatchStore::load(store).await;
+    let path: &Path = store.path();
+    found.map(|found| !found.is_empty()).map_err(|error| {
+        Failure::new(format!("--journal {}: its batches cannot be read: {}", path.display(), in_one_line(&*error)))
+    })
 }
 
 /// Why nothing more can be kept, in one line.

@@ -11,6 +11,7 @@
 //! standard error.
 
 mod args;
+mod batches;
 mod claim;
 mod demo;
 mod descriptors;
@@ -27,6 +28,7 @@ mod plot;
 mod prices;
 mod report;
 mod resume;
+mod route;
 mod run;
 mod samples;
 mod source;
@@ -47,11 +49,12 @@ use std::{
 };
 
 use clap::Parser;
-use tower_quota::org::{Dialect, Family, Orgs};
+use tower_quota::org::{BuildError, Dialect, Family, Orgs};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
     args::{Args, OnBadInput, is_standard},
+    batches::Setting,
     claim::Claim,
     forecast::Work,
     input::{BadInput, Reading, Skips, Template},
@@ -79,6 +82,12 @@ impl Failure {
     }
 }
 
+impl From<BuildError> for Failure {
+    fn from(error: BuildError) -> Self {
+        Failure::new(error)
+    }
+}
+
 impl From<BadInput> for Failure {
     fn from(bad: BadInput) -> Self {
         Failure(bad.to_string())
@@ -97,7 +106,8 @@ fn main() -> ExitCode {
     if args.status {
         return ExitCode::from(status::print(args.headroom_file.or_else(status::from_env), args.json));
     }
-    let quiet = if args.quiet { "error" } else { "warn" };
+    // How batches are left is said by this program.
+    let quiet = if args.quiet { "error" } else { "warn,tower_quota::batch::handle=error" };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(quiet));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Stderr);
     log.with_ansi(std::io::stderr().is_terminal()).without_time().with_target(false).init();
@@ -275,17 +285,28 @@ impl Job {
         let prices = Prices::load(args.prices.as_deref()).map_err(|error| Failure(format!("--prices {error}")))?;
         // All that a bad command line may be is found before anything is moved or written.
         writable(args, headroom_file.as_deref())?;
+        let mut batches = Setting::of(args)?;
+        let limits = plan::known_limits(headroom_file.as_deref(), &orgs);
+        let decided = route::decide(args, batches.as_ref(), work.as_ref(), &orgs, &limits, &prices)?;
+        if let (Some(setting), Some(rows)) = (&mut batches, decided.rows) {
+            setting.rows = rows;
+        }
         let journal = if args.dry_run { None } else { kept::open(args, fresh)? };
-        let wire = Wire::new(args, &orgs, &families, journal).map_err(Failure::new)?;
+        if batches.is_none() && kept::has_batches(journal.as_ref()).await? {
+            // Of an earlier run: what they answer is paid for.
+            batches = Some(Setting::new(args));
+        }
+        let wire = Wire::new(args, &orgs, &families, journal, batches.as_ref().map(|it| (it, &decided.ways))).await?;
         let output_name = args.output.as_deref().unwrap_or(Path::new("-"));
         if args.dry_run || !args.quiet {
             let found = resume.text(output_name);
             if !found.is_empty() {
                 say(&found);
             }
-            let limits = plan::known_limits(headroom_file.as_deref(), &orgs);
             let (what, work, answered) = (&*what, work.as_ref(), resume.restored.all());
-            say(&Plan { what, answered, work, orgs: &orgs, limits, fluid_limit, prices: &prices }.line());
+            let (orgs, prices, batches) = (&orgs, &prices, batches.as_ref().filter(|_| decided.ways.is_batch()));
+            say(&Plan { what, answered, work, orgs, limits, fluid_limit, prices, batches }.line());
+            decided.why.iter().for_each(|why| say(why));
         }
         if args.dry_run {
             let mut read = resume.restored.all();

@@ -50,8 +50,11 @@ struct Fields<'a> {
     outcome: &'a str,
     /// The org that was called last.
     org: Option<&'a str>,
-    /// Calls made over the wire.
+    /// Calls made over the wire for it alone.
     attempts: u32,
+    /// The batch that has answered it, if one has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    batch: Option<&'a str>,
     /// The status of the last call, if it was answered.
     status: Option<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -132,6 +135,7 @@ pub(crate) fn line(
         outcome: verdict.outcome,
         org: seen.org.as_deref(),
         attempts: seen.calls,
+        batch: seen.batch.as_deref(),
         status: seen.status,
         error: verdict.error.as_deref(),
         response: verdict.body.as_ref().map(|body| json(body, scrubber)),

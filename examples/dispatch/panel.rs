@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use tower_quota::org::{Circuit, Family, Hold, HoldReason, Org, Orgs, Snapshot};
 
 use crate::{
+    batches::{self, Batches},
     pace::{Counted, Ids, Pace, Rates, roughly},
     prices::Prices,
     report::Counts,
@@ -32,7 +33,6 @@ const LONG_HOLD: Duration = Duration::from_secs(60);
 const EMPTY: f64 = 0.1;
 
 /// Where the run stands.
-#[derive(Debug)]
 pub(crate) struct Standing<'a> {
     /// How many ids there are, where that is known.
     pub(crate) total: Option<u64>,
@@ -46,12 +46,21 @@ pub(crate) struct Standing<'a> {
     pub(crate) prices: &'a Prices,
     pub(crate) orgs: &'a Orgs,
     pub(crate) stopping: Option<&'a str>,
+    pub(crate) batches: Option<&'a Batches>,
 }
 
 enum Face {
     Quiet,
-    Plain { next: Instant },
-    Drawn { bars: MultiProgress, head: ProgressBar, rates: ProgressBar, rows: HashMap<(Arc<str>, Family), ProgressBar> },
+    Plain {
+        next: Instant,
+    },
+    Drawn {
+        bars: MultiProgress,
+        head: ProgressBar,
+        rates: ProgressBar,
+        batches: Option<ProgressBar>,
+        rows: HashMap<(Arc<str>, Family), ProgressBar>,
+    },
 }
 
 /// Shows progress, and keeps what only watching can tell: the rates, and how long orgs were held.
@@ -108,7 +117,7 @@ impl Panel {
             let rates = bars.add(ProgressBar::no_length());
             rates.set_style(style("  {wide_msg}"));
             *TERMINAL.lock().unwrap_or_else(PoisonError::into_inner) = Some(bars.clone());
-            Face::Drawn { bars, head, rates, rows: HashMap::new() }
+            Face::Drawn { bars, head, rates, batches: None, rows: HashMap::new() }
         } else {
             Face::Plain { next: now + PLAIN }
         };
@@ -134,7 +143,8 @@ impl Panel {
             *self.held.entry(org.clone()).or_default() += since;
         }
         self.tell_long_holds(&boards, now);
-        let spent = standing.all.spent(standing.prices);
+        let batch = standing.batches.map(|batches| &*batches.tally);
+        let spent = batches::spent(standing.all, batch, standing.prices);
         self.pace.note(now, Counted { ids: standing.counts.all(), ..counted(standing.all, &spent) });
         for (org, tally) in standing.tallies {
             let pace = self.paces.entry(org.clone()).or_insert_with(|| Pace::new(self.started));
@@ -142,6 +152,7 @@ impl Panel {
         }
         let rows = self.rows(&boards, now);
         let (summary, rates) = (self.summary(now, standing), self.rates(standing, &spent));
+        let batches = standing.batches.map(Batches::text);
         match &mut self.face {
             Face::Quiet => {}
             Face::Plain { next } => {
@@ -150,12 +161,15 @@ impl Panel {
                 }
                 *next = now + if now - self.started < Duration::from_secs(60) { PLAIN } else { PLAIN_LATER };
                 let mut text = format!("{summary} | {rates}");
+                if let Some(batches) = batches {
+                    let _ = write!(text, " | {batches}");
+                }
                 for row in rows {
                     let _ = write!(text, " | {row}");
                 }
                 say(&text);
             }
-            Face::Drawn { bars, head, rates: second, rows: drawn } => {
+            Face::Drawn { bars, head, rates: second, batches: third, rows: drawn } => {
                 if let Some(total) = standing.total {
                     head.set_style(style("{bar:24} {wide_msg}"));
                     head.set_length(total);
@@ -165,6 +179,14 @@ impl Panel {
                 }
                 head.set_message(summary);
                 second.set_message(rates);
+                if let Some(batches) = batches {
+                    let line = third.get_or_insert_with(|| {
+                        let line = bars.insert(2, ProgressBar::no_length());
+                        line.set_style(style("  {wide_msg}"));
+                        line
+                    });
+                    line.set_message(batches);
+                }
                 for (board, row) in boards.iter().zip(rows) {
                     let bar = drawn.entry((board.name.clone(), board.family.clone())).or_insert_with(|| {
                         let bar = bars.add(ProgressBar::no_length());

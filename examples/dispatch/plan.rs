@@ -8,9 +8,10 @@ use tower_quota::{
 };
 
 use crate::{
+    batches::Setting,
     forecast::{Limit, Work},
     pace::roughly,
-    prices::Prices,
+    prices::{BATCH_SHARE, Prices},
     words,
 };
 
@@ -29,6 +30,8 @@ pub(crate) struct Plan<'a> {
     /// What the simulated provider allows at best, in the demonstration.
     pub(crate) fluid_limit: Option<Duration>,
     pub(crate) prices: &'a Prices,
+    /// How it goes in batches, if it does.
+    pub(crate) batches: Option<&'a Setting>,
 }
 
 impl Plan<'_> {
@@ -41,6 +44,24 @@ impl Plan<'_> {
         };
         let over: Vec<_> = self.orgs.iter().map(|org| format!("{} at {}", org.name(), org.reached_at())).collect();
         let _ = write!(line, "over {}; limits: {}; ", over.join(", "), self.limits_text());
+        if let Some(Setting { rows, in_flight, .. }) = self.batches {
+            let at_once = rows.saturating_mul(*in_flight).saturating_mul(self.orgs.len());
+            let _ =
+                write!(line, "in batches of at most {rows}, {in_flight} at once an org, so {at_once} ids at once; ");
+            let _ = match self.work.map(|work| work.cost(self.prices)) {
+                Some(Ok(cost)) => {
+                    let cost = words::money(cost * BATCH_SHARE);
+                    write!(
+                        line,
+                        "time: a batch may take a day; cost: at most about {cost} (half of {})",
+                        self.prices.what
+                    )
+                }
+                Some(Err(why)) => write!(line, "time: a batch may take a day; cost: unknown ({why})"),
+                None => write!(line, "time: a batch may take a day; cost: unknown"),
+            };
+            return line;
+        }
         let time = self.work.and_then(|work| work.time(&self.limits));
         let _ = match (time, self.fluid_limit) {
             (_, Some(limit)) => write!(line, "time: at least {:.1} s; ", limit.as_secs_f64()),

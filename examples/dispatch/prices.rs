@@ -8,6 +8,9 @@ use tower_quota::outcome::Usage;
 /// The table that is used unless another one is given.
 const LIST: &str = include_str!("prices.toml");
 
+/// What part of the list price a batch costs, at Anthropic and at OpenAI.
+pub(crate) const BATCH_SHARE: f64 = 0.5;
+
 /// Tokens that calls used. Of the input each token is in one of the first three.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Tokens {
@@ -56,7 +59,7 @@ impl AddAssign for Tokens {
 /// Dollars per million tokens of one model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Price {
-    input: f64,
+    pub(crate) input: f64,
     cached_input: f64,
     cache_write: f64,
     pub(crate) output: f64,

@@ -8,9 +8,13 @@ use std::{
 };
 
 use serde::Serialize;
-use tower_quota::org::{Org, Orgs, ResourceQuota, Snapshot};
+use tower_quota::{
+    batch::Shutdown,
+    org::{Org, Orgs, ResourceQuota, Snapshot},
+};
 
 use crate::{
+    batches::{self, BatchReport, Batches},
     ending::Ending,
     output::Verdict,
     prices::{Prices, Tokens},
@@ -279,6 +283,9 @@ pub(crate) struct Report {
     ended_by: Option<&'static str>,
     pub(crate) exit_code: u8,
     orgs: Vec<OrgReport>,
+    /// Of a run in batches. All tokens and costs but those of orgs are those of both paths.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    batches: Option<BatchReport>,
     /// The most frequent errors.
     errors: Vec<ErrorCount>,
     /// Errors that were not told apart, since there were too many kinds.
@@ -286,7 +293,6 @@ pub(crate) struct Report {
 }
 
 /// What a report is made from.
-#[derive(Debug)]
 pub(crate) struct Facts<'a> {
     pub(crate) expected: u64,
     pub(crate) bad_input: u64,
@@ -306,6 +312,9 @@ pub(crate) struct Facts<'a> {
     pub(crate) all: &'a Tally,
     pub(crate) tallies: &'a HashMap<Arc<str>, Arc<Tally>>,
     pub(crate) held: &'a HashMap<Arc<str>, Duration>,
+    pub(crate) batches: Option<&'a Batches>,
+    /// How the batches were left, where the run was ended early.
+    pub(crate) shutdown: Option<&'a Shutdown>,
 }
 
 impl Report {
@@ -328,7 +337,9 @@ impl Report {
         let sent = facts.all.firsts.load(Relaxed);
         let wire_calls = facts.all.calls.load(Relaxed);
         let wall_s = facts.wall.as_secs_f64();
-        let Spent { tokens, cost, unpriced } = facts.all.spent(facts.prices);
+        let Spent { tokens, cost, unpriced } =
+            batches::spent(facts.all, facts.batches.map(|batches| &*batches.tally), facts.prices);
+        let unsaid = |tally: &Tally| tally.unsaid.load(Relaxed);
         let fluid = facts.fluid_limit.map(|limit| limit.as_secs_f64());
         Report {
             expected: facts.expected,
@@ -355,7 +366,7 @@ impl Report {
             waiting_ms: Latency::from(&counts.waiting),
             held_s: round(facts.held.values().sum::<Duration>().as_secs_f64(), 2),
             tokens,
-            without_usage: facts.all.unsaid.load(Relaxed),
+            without_usage: unsaid(facts.all) + facts.batches.map_or(0, |batches| unsaid(&batches.tally)),
             cost_usd: cost.map(|cost| round(cost, 6)),
             unpriced_models: unpriced.iter().map(ToString::to_string).collect(),
             prices: facts.prices.what.clone(),
@@ -364,6 +375,7 @@ impl Report {
             ended_by: facts.ended_by,
             exit_code: facts.exit_code,
             orgs: facts.orgs.iter().map(|org| OrgReport::new(org, facts)).collect(),
+            batches: facts.batches.map(|batches| BatchReport::new(batches, facts.shutdown, facts.all, facts.prices)),
             errors: counts.top_errors(),
             other_errors: counts.other_errors,
         }
@@ -428,6 +440,9 @@ impl Report {
             "  wire     {} calls, {:.3} per id sent; {} were 429",
             self.wire_calls, self.amplification, self.http_429
         )?;
+        if let Some(batches) = &self.batches {
+            writeln!(text, "  batches  {}", batches.text())?;
+        }
         writeln!(text, "  latency  {}", self.latency_ms.text())?;
         writeln!(text, "  waiting  {}; orgs were held for {:.1} s in all", self.waiting_ms.text(), self.held_s)?;
         if self.terminal + self.redrivable > 0 {
@@ -557,7 +572,7 @@ impl OrgReport {
     }
 }
 
-fn round(value: f64, digits: i32) -> f64 {
+pub(crate) fn round(value: f64, digits: i32) -> f64 {
     let scale = 10f64.powi(digits);
     (value * scale).round() / scale
 }

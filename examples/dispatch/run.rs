@@ -1,8 +1,9 @@
 //! One run: items in, lines out, and an end that is right whatever happens on the way.
 
 use std::{
-    future::pending,
+    future::{Future, pending},
     io,
+    pin::Pin,
     process::exit,
     sync::{Arc, atomic::Ordering::Relaxed},
     task::{Poll, ready},
@@ -16,11 +17,13 @@ use tokio::{
     time::{Instant, MissedTickBehavior},
 };
 use tower_quota::{
+    batch::Shutdown,
     drive::{Drive, DriveError},
     org::{BuildError, Orgs},
 };
 
 use crate::{
+    batches::{self, Batches},
     fingerprint::fingerprint,
     input::{BadInput, Item, Skips},
     kept,
@@ -38,6 +41,8 @@ use crate::{
 
 /// So long after the last call in flight has ended nothing comes any more.
 const SETTLED: Duration = Duration::from_millis(100);
+/// The end of the batch path, awaited.
+type Closing = Pin<Box<dyn Future<Output = Shutdown> + Send>>;
 /// How many items may be read ahead.
 const AHEAD: usize = 64;
 
@@ -184,12 +189,16 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     let mut panel = Panel::new(quiet);
     let mut interrupts = Interrupts::listen(&output);
 
-    let (journal, shared) = (wire.journal, wire.shared);
+    let (journal, shared, batches) = (wire.journal, wire.shared, wire.batches);
     let salt = |live: &Live| (!shared).then(|| live.custom_id.clone());
     let mut received = 0u64;
     let mut bad = None;
     let requests = stream::poll_fn(|cx| {
-        Poll::Ready(match ready!(items.poll_recv(cx)) {
+        let next = ready!(items.poll_recv(cx));
+        if !matches!(next, Some(Ok(_))) {
+            batches.iter().for_each(|batches| batches.arrivals.ended());
+        }
+        Poll::Ready(match next {
             None => None,
             Some(Ok((item, fingerprint))) => {
                 received += 1;
@@ -200,7 +209,9 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
                     replaces: item.replaces,
                     tries: Tries::default(),
                 };
-                let request = wire::request(item.path, item.family, item.body, live.tries.clone(), salt(&live));
+                let body = item.body.clone();
+                let mut request = wire::request(item.path, item.family, item.body, live.tries.clone(), salt(&live));
+                batches.iter().for_each(|batches| batches.admit(&mut request, &body));
                 Some((live, request))
             }
             // Nothing more comes after it; what was sent finishes.
@@ -218,6 +229,9 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     let mut deadline_at = deadline.map(|deadline| started + deadline);
     let mut stopping = false;
     let mut grace_ends = None;
+    // The end of the batch path, while it is awaited, and how it was.
+    let mut closing: Option<Closing> = None;
+    let mut shutdown = None;
     // A line that waits for a slow reader. While it does, no result is taken.
     let mut unwritten: Option<Line> = None;
     let mut tick = tokio::time::interval(TICK);
@@ -233,9 +247,17 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
                 let (calls, grace) = (wire.all.in_flight(), humantime::format_duration(grace));
                 let (calls, have) = (words::count(calls as u64, "call"), if calls == 1 { "has" } else { "have" });
                 say(&format!("stopping: {calls} in flight {have} {grace} to end; Ctrl-C again ends at once"));
+                if let Some(batches) = &batches {
+                    batches.stopping().iter().for_each(|text| say(text));
+                    closing.get_or_insert_with(|| close(batches));
+                }
                 if let Some(again) = &again {
                     say(&format!("to go on later{with}: {again}"));
                 }
+            }
+            how = closed(&mut closing), if closing.is_some() => {
+                closing = None;
+                shutdown = Some(how);
             }
             () = at(grace_ends) => {
                 grace_ends = None;
@@ -244,7 +266,16 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
             () = at(deadline_at) => {
                 deadline_at = None;
                 early.get_or_insert(Early::Deadline);
-                drive.abort();
+                match &batches {
+                    // It is to be known how they are left.
+                    Some(batches) => {
+                        stopping = true;
+                        wire.all.stop();
+                        grace_ends = Some(Instant::now() + grace);
+                        closing.get_or_insert_with(|| close(batches));
+                    }
+                    None => drive.abort(),
+                }
             }
             _ = tick.tick() => {
                 if let (None, Some(problem)) = (&early, kept::broken(journal.as_ref())) {
@@ -253,6 +284,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
                     early = Some(Early::Journal(problem));
                     wire.all.stop();
                     grace_ends = Some(Instant::now() + grace);
+                    closing = batches.as_ref().map(close);
                 }
                 panel.tick(&Standing {
                     total,
@@ -264,6 +296,7 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
                     prices: &prices,
                     orgs: &orgs,
                     stopping: early.as_ref().map(Early::name),
+                    batches: batches.as_ref(),
                 });
                 if let Some(plot) = &mut plot {
                     plot.tick(&boards(&orgs), &wire.tallies);
@@ -280,17 +313,27 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
                 }
             },
             result = drive.next(), if unwritten.is_none() => match result {
-                Some((live, Ok(verdict) | Err(DriveError::Service(verdict)))) => {
+                Some((live, Ok(mut verdict) | Err(DriveError::Service(mut verdict)))) => {
+                    if verdict.outcome == "cancelled" && matches!(early, Some(Early::Deadline)) {
+                        verdict.outcome = "deadline";
+                    }
                     unwritten = Some(desk.settle(&live, verdict));
                 }
                 Some((live, Err(_))) => unwritten = Some(desk.settle(&live, Early::verdict(early.as_ref()))),
                 None => break,
             },
             // What waits behind the last call in flight will not be sent any more. An answer may yet be on its way through the journal.
-            () = tokio::time::sleep(SETTLED), if stopping && wire.all.in_flight() == 0 && unwritten.is_none() => drive.abort(),
+            () = tokio::time::sleep(SETTLED), if stopping && wire.all.in_flight() == 0 && unwritten.is_none() && closing.is_none() => drive.abort(),
         }
     }
     let peak_live = drive.peak_live();
+    if let (Some(batches), None) = (&batches, &shutdown) {
+        // Where the output ended the run they run still; else the last one's record is to be written to its end.
+        shutdown = tokio::time::timeout(grace, close(batches)).await.ok();
+    }
+    if let Some(shutdown) = &shutdown {
+        batches::left(shutdown, again.as_deref()).iter().for_each(|text| say(text));
+    }
     // With the service go the accounts of the orgs' quotas.
     let boards = boards(&orgs);
     if let Some(plot) = &mut plot {
@@ -380,7 +423,23 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
         all: &wire.all,
         tallies: &wire.tallies,
         held: panel.held(),
+        batches: batches.as_ref(),
+        shutdown: shutdown.as_ref(),
     }))
+}
+
+/// Ends the batch path: what it holds is handed back.
+fn close(batches: &Batches) -> Closing {
+    let handle = batches.handle.clone();
+    Box::pin(async move { handle.shutdown().await })
+}
+
+/// Waits for that end; for ever where it is not awaited.
+async fn closed(closing: &mut Option<Closing>) -> Shutdown {
+    match closing {
+        Some(closing) => closing.await,
+        None => pending().await,
+    }
 }
 
 /// Waits until then; for ever where there is no then.

@@ -16,7 +16,7 @@ use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 use tower::{Layer, Service};
-use tower_quota::outcome::Stamp;
+use tower_quota::outcome::{Stamp, Usage};
 
 use crate::{
     forecast::OTHERS,
@@ -76,6 +76,8 @@ pub(crate) struct Tally {
     pub(crate) latency: Histogram,
     /// What all calls used, the failed ones that say so included, by model.
     used: Mutex<BTreeMap<Arc<str>, Tokens>>,
+    /// Rows that were answered out of batches.
+    pub(crate) rows: AtomicU64,
     /// Answers of a status of success that do not say what they used.
     pub(crate) unsaid: AtomicU64,
     /// Once set, nothing more is sent.
@@ -115,6 +117,16 @@ impl Tally {
             }
         }
         spent
+    }
+
+    /// A row was answered out of a batch; `ok` if by a success.
+    pub(crate) fn row(&self, model: Option<&Model>, usage: Option<Usage>, ok: bool) {
+        self.rows.fetch_add(1, Relaxed);
+        match (usage, model) {
+            (Some(usage), Some(Model(model))) => self.used(model, usage.into()),
+            _ if ok => drop(self.unsaid.fetch_add(1, Relaxed)),
+            _ => {}
+        }
     }
 
     fn used(&self, model: &Arc<str>, tokens: Tokens) {
@@ -166,6 +178,8 @@ pub(crate) struct Seen {
     pub(crate) org: Option<Arc<str>>,
     /// The status of that call, if it was answered.
     pub(crate) status: Option<u16>,
+    /// The batch that answered it, if one did: without a call of its own.
+    pub(crate) batch: Option<Arc<str>>,
     /// The time from its admission to its first call, and from the end of each call to the next one.
     pub(crate) waited: Duration,
     /// When it began to wait.
@@ -174,7 +188,7 @@ pub(crate) struct Seen {
 
 impl Default for Seen {
     fn default() -> Self {
-        Seen { calls: 0, org: None, status: None, waited: Duration::ZERO, since: Instant::now() }
+        Seen { calls: 0, org: None, status: None, batch: None, waited: Duration::ZERO, since: Instant::now() }
     }
 }
 
@@ -191,6 +205,12 @@ impl Tries {
 
     fn end(&self) {
         lock(&self.0).since = Instant::now();
+    }
+
+    /// It was answered out of this batch.
+    pub(crate) fn batched(&self, org: Arc<str>, batch: Arc<str>, status: u16) {
+        let mut seen = lock(&self.0);
+        (seen.org, seen.batch, seen.status) = (Some(org), Some(batch), Some(status));
     }
 
     pub(crate) fn seen(&self) -> Seen {

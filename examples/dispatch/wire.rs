@@ -1,17 +1,26 @@
 //! The stack, and what its answers mean for an id.
 
-use std::{collections::HashMap, error::Error as StdError, sync::Arc};
+use std::{
+    collections::HashMap,
+    error::Error as StdError,
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use bytes::Bytes;
 use http::{
-    HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_TYPE, response::Parts, uri::PathAndQuery,
+    Extensions, HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_TYPE, response::Parts,
+    uri::PathAndQuery,
 };
-use http_body::Body;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::{BodyExt, Either, Full, Limited};
 use serde::Deserialize;
-use tower::{Layer, ServiceExt, util::BoxService};
+use tower::{Layer, Service, ServiceExt, service_fn, util::BoxService};
 use tower_quota::{
     aimd::{Caps, Settings},
+    batch::{BatchFailure, Batched, Route, RouteError},
     client,
     journal::{FileStore, Finished, JournalError, JournalLayer, Keep, Restored, Salt},
     judge::{Gather, JudgeLayer},
@@ -22,10 +31,13 @@ use tower_quota::{
 };
 
 use crate::{
+    Failure,
     args::Args,
+    batches::{self, Arrival, Arrivals, Batches, Setting},
     descriptors::{self, Room},
     forecast::Asked,
     output::{Scrubber, Verdict},
+    route::Ways,
     tally::{CountLayer, Model, Tally, Tries},
 };
 
@@ -42,6 +54,8 @@ pub(crate) struct Wire {
     pub(crate) shared: bool,
     /// How many ids may be worked on at once.
     pub(crate) bound: usize,
+    /// The batch path, if that is the way.
+    pub(crate) batches: Option<Batches>,
     pub(crate) all: Arc<Tally>,
     /// Each org's own count, by its name.
     pub(crate) tallies: HashMap<Arc<str>, Arc<Tally>>,
@@ -49,12 +63,13 @@ pub(crate) struct Wire {
 
 impl Wire {
     /// The ready-made stack over these orgs, for requests of these families.
-    pub(crate) fn new(
+    pub(crate) async fn new(
         args: &Args,
         orgs: &Orgs,
         families: &[Family],
         journal: Option<FileStore>,
-    ) -> Result<Self, BuildError> {
+        setting: Option<(&Setting, &Ways)>,
+    ) -> Result<Self, Failure> {
         let mut retry = RateLimitRetryLayer::builder();
         if let Some(attempts) = args.max_attempts {
             retry = retry.max_attempts(attempts.get());
@@ -68,7 +83,7 @@ impl Wire {
         heed_descriptors(orgs, families, &caps, if args.input.is_some() { 1 } else { 2 })?;
         let limit = Settings::builder().caps(caps).build()?;
         let stack = Stack::new(orgs.clone()).limit(limit).retry(retry.build()?).timeout(args.timeout);
-        let bound = families.iter().map(|family| stack.live_bound(family)).sum();
+        let mut bound = families.iter().map(|family| stack.live_bound(family)).sum();
 
         let all = Arc::new(Tally::default());
         let counts: HashMap<Arc<str>, CountLayer> = orgs
@@ -80,20 +95,124 @@ impl Wire {
             .collect();
         let tallies = counts.iter().map(|(name, count)| (name.clone(), count.tallies[0].clone())).collect();
         let client = client::https();
+        let batch_client = client.clone();
         // It gathers nothing: it reads what passes, and tells at the end what each attempt used.
         let client = JudgeLayer::new().gather(Gather::Nothing).layer(client);
         let stack = stack.build_with(move |org: &Org| counts[org.name()].layer(client.clone()))?;
-        let service = match journal.clone() {
-            Some(store) => {
-                // An answer that quotes a key is not kept: no file has one.
-                let scrubber = Scrubber::of(orgs);
-                let keep = move |head: &Parts, body: &[u8]| Finished.keep(head, body) && !scrubber.finds(body);
-                let journal = JournalLayer::builder(store).keep(keep).build()?;
-                journal.layer(stack).map_err(without_answer).then(verdict).boxed()
-            }
-            None => stack.map_err(Verdict::from).then(verdict).boxed(),
+        let Some((setting, ways)) = setting else {
+            let service = journaled(stack.map_err(Verdict::from), journal.clone(), orgs)?;
+            return Ok(Wire { service, journal, shared: args.share_answers, bound, batches: None, all, tallies });
         };
-        Ok(Wire { service, journal, shared: args.share_answers, bound, all, tallies })
+        let tally = Arc::new(Tally::default());
+        let count = CountLayer { org: "batches".into(), tallies: [Arc::default(), tally.clone()] };
+        // A call about a batch must not wait for ever either.
+        let patient = JudgeLayer::new().gather(Gather::Nothing).timeout(args.timeout);
+        let client = patient.layer(count.layer(batch_client));
+        let batch = setting.builder(orgs, journal.as_ref()).open(client).await;
+        let batch = batch.map_err(|error| batches::failure(&error))?;
+        // So many that all batches fill, and those that go directly meanwhile.
+        bound = bound.max(batch.live_bound());
+        let handle = batch.handle();
+        let batches = Batches {
+            arrivals: Arrivals::new(handle.clone()),
+            handle,
+            tally: tally.clone(),
+            cancel_on_exit: args.cancel_on_exit,
+            ways: ways.clone(),
+        };
+        let ways = ways.clone();
+        let direct = stack.map_response(|answer| answer.map(|body| PathBody(Either::Left(body))));
+        let route = Route::new(direct, batch, move |request: &Request<Full<Bytes>>| ways.of(request));
+        let counted = service_fn(move |request: Request<Full<Bytes>>| {
+            let (extensions, tally) = (request.extensions().clone(), tally.clone());
+            // It is always ready.
+            let call = route.clone().call(request);
+            async move { counted(call, &extensions, &tally).await }
+        });
+        let service = journaled(counted, journal.clone(), orgs)?;
+        Ok(Wire { service, journal, shared: args.share_answers, bound, batches: Some(batches), all, tallies })
+    }
+}
+
+/// What the journal has is not sent; what is answered is kept before anybody sees it.
+fn journaled<S, RB>(
+    service: S,
+    journal: Option<FileStore>,
+    orgs: &Orgs,
+) -> Result<BoxService<Request<Full<Bytes>>, Verdict, Verdict>, BuildError>
+where
+    S: Service<Request<Full<Bytes>>, Response = Response<RB>, Error = Verdict> + Clone + Send + 'static,
+    S::Future: Send,
+    RB: Body + Unpin + Send + 'static,
+    RB::Data: Send,
+    RB::Error: Into<BoxError> + Unpin + Send,
+{
+    Ok(match journal {
+        Some(store) => {
+            // An answer that quotes a key is not kept: no file has one.
+            let scrubber = Scrubber::of(orgs);
+            let keep = move |head: &Parts, body: &[u8]| Finished.keep(head, body) && !scrubber.finds(body);
+            let journal = JournalLayer::builder(store).keep(keep).build()?;
+            journal.layer(service).map_err(without_answer).then(verdict).boxed()
+        }
+        None => service.then(verdict).boxed(),
+    })
+}
+
+/// Waits for an answer of either path, and counts it if it comes out of a batch.
+async fn counted<RB, E: Into<Verdict>>(
+    call: impl Future<Output = Result<Response<RB>, E>>,
+    extensions: &Extensions,
+    tally: &Tally,
+) -> Result<Response<RB>, Verdict> {
+    let mut call = pin!(call);
+    // The first poll puts it where it is gathered.
+    let first = poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await;
+    if let Some(arrival) = extensions.get::<Arrival>() {
+        arrival.arrived();
+    }
+    let answer = match first {
+        Poll::Ready(answer) => answer,
+        Poll::Pending => call.await,
+    };
+    let answer = answer.map_err(Into::into)?;
+    if let Some(Batched(batch)) = answer.extensions().get() {
+        if let Some(tries) = extensions.get::<Tries>() {
+            tries.batched(batch.org.clone(), batch.id.clone(), answer.status().as_u16());
+        }
+        let usage = answer.extensions().get::<Stamp>().and_then(|stamp| stamp.usage);
+        tally.row(extensions.get(), usage, answer.status().is_success());
+    }
+    Ok(answer)
+}
+
+/// The body of an answer of either path.
+struct PathBody<D>(Either<D, Full<Bytes>>);
+
+impl<D> From<Bytes> for PathBody<D> {
+    fn from(body: Bytes) -> Self {
+        PathBody(Either::Right(Full::new(body)))
+    }
+}
+
+impl<D> Body for PathBody<D>
+where
+    D: Body<Data = Bytes> + Unpin,
+    D::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Pin::new(&mut self.0).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.size_hint()
     }
 }
 
@@ -156,6 +275,23 @@ where
         let outcome =
             if error.is_rate_limited() { "rate_limited" } else { word(error.class().unwrap_or(Class::Local)) };
         Verdict::without_answer(outcome, in_one_line(&error))
+    }
+}
+
+impl<E: Into<Verdict>, B: 'static> From<RouteError<E, Request<B>>> for Verdict {
+    fn from(error: RouteError<E, Request<B>>) -> Self {
+        match error {
+            RouteError::Direct(error) => error.into(),
+            RouteError::Batch(error) => {
+                let outcome = match error.failure() {
+                    // It is an end of ours, not of the provider's.
+                    BatchFailure::Closed(_) | BatchFailure::Store(_) => "cancelled",
+                    failure => word(failure.class()),
+                };
+                Verdict::without_answer(outcome, in_one_line(&error))
+            }
+            _ => Verdict::without_answer("transient", "neither path has an answer"),
+        }
     }
 }
 

@@ -118,11 +118,18 @@ impl BatchBuilder {
     }
 
     /// After how long without a success a batch is taken for stuck: it is cancelled, and the rows that it has not done are handed back, to
-    /// be sent directly. Default four hours; `None` for never. At least a minute.
+    /// be sent directly. Default four hours; `None` for never. At least a second.
     ///
     /// Anthropic may count no success before the whole batch has ended: there it is how long a batch may take.
     pub fn stuck_after(mut self, after: Option<Duration>) -> Self {
         self.law.stuck_after = after;
+        self
+    }
+
+    /// How far apart the org's batches are listed twice before a batch whose reply was lost is taken for one that was never made, and is
+    /// submitted again. Default a minute, since it may take that long until a new one is listed; at least a second, at most an hour.
+    pub fn look_again(mut self, after: Duration) -> Self {
+        self.law.look_again = after;
         self
     }
 
@@ -249,7 +256,8 @@ impl BatchBuilder {
     fn check(&self) -> Result<(), BuildError> {
         let bounds = self.api.bounds();
         let second = Duration::from_secs(1);
-        let Law { poll_first, poll_longest, grace, stuck_after, .. } = self.law;
+        let Law { poll_first, poll_longest, grace, stuck_after, look_again, .. } = self.law;
+        let hour = Duration::from_secs(3600);
         let checks = [
             ("chunk_rows", self.chunk_rows >= 1, "must be at least 1".to_owned()),
             ("chunk_rows", self.chunk_rows <= bounds.rows, format!("the provider takes at most {} rows", bounds.rows)),
@@ -260,16 +268,18 @@ impl BatchBuilder {
                 format!("the provider takes at most {} bytes", bounds.bytes),
             ),
             ("in_flight", self.in_flight >= 1, "must be at least 1: nothing would ever be submitted".to_owned()),
-            ("linger", self.linger <= Duration::from_secs(3600), "must be at most an hour".to_owned()),
+            ("linger", self.linger <= hour, "must be at most an hour".to_owned()),
             ("poll", poll_first >= second, "the first wait must be at least a second".to_owned()),
             ("poll", poll_longest >= poll_first, "the longest wait must not be shorter than the first".to_owned()),
-            ("poll", poll_longest <= Duration::from_secs(3600), "the longest wait must be at most an hour".to_owned()),
+            ("poll", poll_longest <= hour, "the longest wait must be at most an hour".to_owned()),
             ("grace", grace <= Duration::from_secs(7 * 24 * 3600), "must be at most a week".to_owned()),
             (
                 "stuck_after",
-                stuck_after.is_none_or(|after| after >= Duration::from_secs(60)),
-                "must be at least a minute, or none".to_owned(),
+                stuck_after.is_none_or(|after| after >= second),
+                "must be at least a second, or none".to_owned(),
             ),
+            ("look_again", look_again >= second, "must be at least a second".to_owned()),
+            ("look_again", look_again <= hour, "must be at most an hour".to_owned()),
         ];
         match checks.into_iter().find(|(_, fine, _)| !fine) {
             Some((field, _, problem)) => Err(BuildError::new(field, problem)),

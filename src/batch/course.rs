@@ -230,6 +230,7 @@ impl Course {
             let found = self.find().await;
             self.found(found, None).await;
         } else {
+            self.shared.lock().batches_so_far[1] += 1;
             self.follow(None).await;
         }
     }
@@ -367,6 +368,7 @@ impl Course {
         {
             let mut state = self.shared.lock();
             state.known.insert(id.clone(), self.record.token);
+            state.batches_so_far[0] += 1;
             if let Some(seen) = state.batches.get_mut(&self.record.token) {
                 (seen.id, seen.phase) = (Some(id), Phase::Submitted);
             }
@@ -749,7 +751,11 @@ impl Course {
             shared.see(self.record.token, |seen| (seen.phase, seen.counts) = (Phase::Ended, Some(counts)));
             let unclaimed: Vec<_> = tally.unclaimed.into_iter().collect();
             if shared.finish(&self.record, &unclaimed) {
-                shared.lock().not_crowded(self.org);
+                {
+                    let mut state = shared.lock();
+                    state.batches_so_far[2] += 1;
+                    state.not_crowded(self.org);
+                }
                 tracing::info!(batch = %self.name(), rows = keys.len(), ?counts, ?ending, "a batch has ended");
                 return Ok(());
             }

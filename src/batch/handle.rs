@@ -10,7 +10,7 @@ use super::{
     service::Owner,
     state::{Closing, Seen},
 };
-use crate::outcome::Class;
+use crate::{journal::Key, outcome::Class};
 
 /// A handle to a [`BatchService`](super::BatchService): what is in it, and how it ends. Cheap to clone.
 ///
@@ -29,6 +29,12 @@ impl BatchHandle {
     /// sends it, so poll them.
     pub fn flush(&self) {
         self.owner.0.flush();
+    }
+
+    /// Whether a request of this key is in a batch, or was in one of an earlier process: sent any other way it might be paid for twice.
+    #[must_use]
+    pub fn holds(&self, key: &Key) -> bool {
+        self.owner.0.holds(key)
     }
 
     /// What is left running if the process ends now, and billed: to have their answers, send the same requests again with the same store;
@@ -81,6 +87,7 @@ impl BatchHandle {
         let shared = &self.owner.0;
         let state = shared.lock();
         let [gathered, queued, in_batches, answered, handed_back] = state.figures();
+        let [submitted, resumed, ended] = state.batches_so_far;
         let now = Instant::now();
         let mut orgs: Vec<_> = shared
             .lines
@@ -95,7 +102,7 @@ impl BatchHandle {
         }
         drop(state);
         orgs.iter_mut().for_each(|org| org.batches.sort_by_key(|batch| std::cmp::Reverse(batch.age)));
-        BatchSnapshot { orgs, gathered, queued, in_batches, answered, handed_back }
+        BatchSnapshot { orgs, submitted, resumed, ended, gathered, queued, in_batches, answered, handed_back }
     }
 }
 
@@ -121,6 +128,12 @@ pub struct Shutdown {
 pub struct BatchSnapshot {
     /// The orgs, in their order.
     pub orgs: Vec<OrgBatches>,
+    /// Batches that were submitted, those included whose reply was lost and that were found.
+    pub submitted: u64,
+    /// Batches of earlier processes that were gone on with.
+    pub resumed: u64,
+    /// Those of both whose results were read to their end.
+    pub ended: u64,
     /// Rows in chunks that are not full.
     pub gathered: u64,
     /// Rows that wait for an org to have a place.

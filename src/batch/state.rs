@@ -77,6 +77,8 @@ pub(super) struct State {
     pub(super) known: HashMap<Arc<str>, Token>,
     /// Batches under way.
     pub(super) batches: BTreeMap<Token, Seen>,
+    /// Those submitted, those of earlier processes, and those of both that have ended.
+    pub(super) batches_so_far: [u64; 3],
     answered: u64,
     handed_back: u64,
     pub(super) closing: Option<Closing>,
@@ -254,6 +256,12 @@ impl Shared {
         self.opened(opened);
         self.pump();
         Ok(())
+    }
+
+    /// Whether this is in a batch, or was in one whose record stands.
+    pub(super) fn holds(&self, key: &Key) -> bool {
+        let state = self.lock();
+        state.rows.contains_key(key) || state.recorded.contains_key(key)
     }
 
     fn join_known(self: &Arc<Self>, key: Key) -> Option<Result<(), BatchFailure>> {
