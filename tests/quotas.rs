@@ -184,6 +184,29 @@ fn every_bar_can_be_missed() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn where_the_sum_of_tokens_is_but_one_of_them_calls_cost_no_more_of_it() {
+    // 7.3 calls a second, and 30 at once: 50 s, and some seconds for the slowest of the last. A call's input is nearly as much as the
+    // bucket of the output holds.
+    let scenario = r#"
+        about = "Answers cost output tokens; what is left of tokens is what is left of output."
+        requests = 400
+        prompt_tokens = [854, 866]
+        bars = { ratio = 1.2, refused = 0.01 }
+        [provider]
+        round_tokens = false
+        latency = { p50_ms = 808.0, sigma = 0.65 }
+        [[provider.orgs]]
+        name = "a"
+        key = "key-a"
+        requests_per_minute = 4713.0
+        output_tokens_per_minute = 16034.0
+        output_tokens_range = [5, 68]
+        capacity_s = 4.1
+    "#;
+    meets("output alone", &toml::from_str(scenario).unwrap()).await;
+}
+
 macro_rules! scenarios {
     ($($(#[$attr:meta])* $test:ident: $file:literal;)*) => {
         $(

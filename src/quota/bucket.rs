@@ -59,7 +59,7 @@ pub(crate) struct Bucket {
     next: Seconds,
     /// When something was last reserved or learnt.
     touched: Seconds,
-    /// When the call was sent whose answer `level` rests on.
+    /// When the call was sent whose answer `level` rests on; or says that there is no such bucket, where none is announced.
     reference: Option<Seconds>,
     /// What the provider said then remains, and when it was read.
     said: Option<(f64, Seconds)>,
@@ -314,6 +314,13 @@ impl Bucket {
         guard: Seconds,
         now: Seconds,
     ) -> bool {
+        if self.announced.is_none() {
+            if self.reference.is_some_and(|reference| reference > said.sent) {
+                // A later one has said that there is none.
+                return false;
+            }
+            self.reference = None;
+        }
         if let Some(per_minute) = said.per_minute.filter(|limit| PLAUSIBLE.contains(limit)) {
             self.announce(per_minute / 60.0, now);
         }
@@ -372,6 +379,20 @@ impl Bucket {
         if !self.shared && self.level >= mark {
             self.next = self.next.min(now);
         }
+        true
+    }
+
+    /// An answer to a call that was sent then says that there is no such bucket: true unless that is known to be old. Nothing is
+    /// limited then, until another tells of one.
+    pub(crate) fn is_none(&mut self, sent: Seconds, now: Seconds) -> bool {
+        if self.reference.is_some_and(|reference| reference > sent) {
+            return false;
+        }
+        if self.announced.is_some() {
+            let Bucket { pending, reservations, usual, grain, .. } = *self;
+            *self = Bucket { level: -pending, pending, reservations, usual, grain, ..Bucket::new(now) };
+        }
+        self.reference = Some(sent);
         true
     }
 

@@ -334,6 +334,13 @@ impl Quota {
         for resource in Resource::ALL {
             let Some(reading) = readings.get(resource) else { continue };
             let i = resource.index();
+            if resource == Resource::Tokens && is_sum(readings) {
+                // No bucket, so no call is taken off it.
+                if self.buckets[i].is_none(sent, now) {
+                    self.rests_on[i] = None;
+                }
+                continue;
+            }
             let others = self.ledger.range(from..).enumerate().filter(|(nth, _)| from + nth != position);
             let believed = self.buckets[i].learn(
                 Said {
@@ -469,6 +476,23 @@ impl Quota {
     pub(crate) fn ledger_len(&self) -> usize {
         self.ledger.len()
     }
+}
+
+/// Whether what is said of tokens is just the sum of what is said of input and output, or the one of them that is told. Then a
+/// call takes no more off it than off these; a bucket of both has less left than that as soon as it binds.
+fn is_sum(readings: &Readings) -> bool {
+    let figures = |resource| readings.get(resource).and_then(|said| said.limit.zip(said.remaining));
+    let Some((limit, remaining)) = figures(Resource::Tokens) else { return false };
+    let parts = [Resource::InputTokens, Resource::OutputTokens];
+    if parts.iter().any(|resource| readings.get(*resource).is_some() && figures(*resource).is_none()) {
+        return false;
+    }
+    let told = parts.into_iter().filter_map(figures);
+    let (number, limits, remains) = told.fold((0, 0.0, 0.0), |sum, one| (sum.0 + 1, sum.1 + one.0, sum.2 + one.1));
+    // Of two, each and their sum may be rounded.
+    let grain = if remaining % GRAIN == 0.0 && remains % GRAIN == 0.0 { GRAIN } else { 1.0 };
+    let rounding = if number == 2 { grain } else { 0.0 };
+    number > 0 && (limit - limits).abs() <= 1.0 && (remaining - remains).abs() <= rounding
 }
 
 impl Admission for Quota {

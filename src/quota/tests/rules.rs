@@ -310,3 +310,67 @@ fn what_empties_a_bucket_does_not_tell_what_it_held() {
         assert_eq!(law.capacity(Resource::Tokens), holds, "{left} are left");
     }
 }
+
+/// Input, output and tokens, each its limit and what remains.
+fn of_both(input: Option<(f64, f64)>, output: Option<(f64, f64)>, tokens: (f64, f64)) -> Readings {
+    let names = [
+        ("input-tokens-limit", "input-tokens-remaining"),
+        ("output-tokens-limit", "output-tokens-remaining"),
+        ("tokens-limit", "tokens-remaining"),
+    ];
+    let told = names.into_iter().zip([input, output, Some(tokens)]);
+    let lines = told.filter_map(|((limit, left), said)| said.map(|said| [(limit, said.0), (left, said.1)]));
+    said(&lines.flatten().collect::<Vec<_>>())
+}
+
+#[test]
+fn a_sum_of_input_and_output_is_no_bucket_and_anything_less_is() {
+    let (input, output) = (Some((60_000.0, 7_001.0)), Some((6_000.0, 1_002.0)));
+    let rounded = (Some((60_000.0, 7_000.0)), Some((6_000.0, 1_000.0)));
+    for (input, output, tokens, is_one) in [
+        (input, output, (66_000.0, 8_003.0), false),
+        (input, output, (66_000.0, 8_004.0), false),
+        (input, output, (66_000.0, 8_001.0), true),
+        (input, output, (50_000.0, 8_003.0), true),
+        (rounded.0, rounded.1, (66_000.0, 9_000.0), false),
+        (rounded.0, rounded.1, (66_000.0, 7_000.0), false),
+        (rounded.0, rounded.1, (66_000.0, 6_000.0), true),
+        (input, None, (60_000.0, 7_001.0), false),
+        (input, None, (60_000.0, 7_000.0), true),
+        (None, output, (6_000.0, 1_002.0), false),
+        (None, output, (60_000.0, 1_002.0), true),
+        (rounded.0, None, (60_000.0, 6_000.0), true),
+        (None, None, (60_000.0, 7_000.0), true),
+    ] {
+        let mut law = Law::new();
+        let call = law.call(Cost::default()).unwrap();
+        law.answer(call, &of_both(input, output, tokens));
+        let meters = law.quota.meters(law.now);
+        let seen = meters.iter().any(|one| one.resource == Resource::Tokens);
+        assert_eq!(seen, is_one, "{input:?} and {output:?} beside {tokens:?}");
+    }
+}
+
+#[test]
+fn what_was_a_bucket_of_both_until_it_was_told_as_a_sum_holds_nobody_back() {
+    let input = Some((60_000.0, 60_000.0));
+    let call = |law: &mut Law| law.call(Cost::tokens(Some(100.0), Some(50.0)).exact()).unwrap();
+    let mut law = Law::new();
+    let (early, first) = (call(&mut law), call(&mut law));
+    law.wait(10 * MS);
+    law.answer(first, &of_both(input, None, (6_000.0, 0.0)));
+    assert!(!law.admits(), "of both nothing is left");
+    let opens = |law: &mut Law| law.now = law.quota.opens_at(law.now).expect("so it takes time");
+    opens(&mut law);
+    let second = call(&mut law);
+    opens(&mut law);
+    let reserved = law.quota.admit(law.now).unwrap();
+    law.answer(second, &of_both(input, None, input.unwrap()));
+    assert!(law.admitted() > 20, "only input counts");
+    law.quota.give_back(&reserved, false, law.now);
+    law.answer(early, &of_both(input, None, (6_000.0, 0.0)));
+    assert!(!law.quota.meters(law.now).iter().any(|one| one.resource == Resource::Tokens), "that was before");
+    let third = call(&mut law);
+    law.answer(third, &of_both(input, None, (6_000.0, 0.0)));
+    assert!(!law.admits(), "and there may be one again");
+}
