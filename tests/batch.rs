@@ -6,16 +6,27 @@
 #[path = "batch/provider.rs"]
 mod provider;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http_body::Frame;
+use http_body_util::{BodyExt, Either, Full};
 use provider::{Plan, Provider};
 use serde_json::{Value, json};
 use tokio_test::{assert_pending, assert_ready, task};
-use tower::{Service, ServiceExt};
+use tower::{Service, ServiceExt, service_fn};
 use tower_quota::{
     aimd::Held,
     batch::{
@@ -279,6 +290,65 @@ async fn failures_of_calls_about_batches_never_end_the_run() {
     answers(&mut rows, secs(3_600)).await;
     assert_eq!(provider.created(), 1);
     assert!(provider.billed().values().all(|times| *times == 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_are_never_answered_are_made_again_and_a_submission_is_looked_for() {
+    for (method, end) in [(Method::POST, "batches"), (Method::GET, "msgbatch_1"), (Method::GET, "results")] {
+        let provider = Provider::new();
+        let hangs = Arc::new(AtomicBool::new(true));
+        let (inner, seen) = (provider.service(), hangs.clone());
+        let wire = service_fn(move |request: Request<Body>| {
+            let is_it = *request.method() == method && request.uri().path().ends_with(end);
+            let hangs = is_it && seen.swap(false, SeqCst);
+            let answer = inner.clone().oneshot(request);
+            async move {
+                let answer = answer.await;
+                if hangs {
+                    std::future::pending::<()>().await;
+                }
+                answer
+            }
+        });
+        let builder = builder(&provider, &["a"], &MemoryBatches::new()).chunk_rows(10).timeout(secs(30));
+        let service: BatchService = builder.open(wire).await.unwrap();
+        let mut some = rows(&service, prompts(10));
+        answers(&mut some, secs(3_600)).await;
+        assert!(!hangs.load(SeqCst), "{end}");
+        assert_eq!(provider.created(), 1, "{end}");
+    }
+}
+
+/// A body of which nothing comes.
+struct Silent;
+
+impl http_body::Body for Silent {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Pending
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn results_that_fall_silent_are_asked_for_again() {
+    let provider = Provider::new();
+    let hangs = Arc::new(AtomicBool::new(true));
+    let (inner, seen) = (provider.service(), hangs.clone());
+    let wire = service_fn(move |request: Request<Body>| {
+        let hangs = request.uri().path().ends_with("results") && seen.swap(false, SeqCst);
+        let answer = inner.clone().oneshot(request);
+        async move {
+            let both = |body| if hangs { Either::Left(Silent) } else { Either::Right(body) };
+            answer.await.map(|answer| answer.map(both))
+        }
+    });
+    let builder = builder(&provider, &["a"], &MemoryBatches::new()).chunk_rows(10).timeout(secs(30));
+    let service: BatchService = builder.open(wire).await.unwrap();
+    let mut some = rows(&service, prompts(10));
+    answers(&mut some, secs(3_600)).await;
+    assert_eq!((provider.created(), provider.calls_of(&Method::GET, "results")), (1, 2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -775,6 +845,7 @@ async fn settings_out_of_range_are_refused_by_name() {
         ("chunk_bytes", base().chunk_bytes(256_000_001)),
         ("in_flight", base().in_flight(0)),
         ("linger", base().linger(secs(3_601))),
+        ("timeout", base().timeout(secs(0))),
         ("poll", base().poll(Duration::ZERO, secs(120))),
         ("poll", base().poll(secs(60), secs(30))),
         ("stuck_after", base().stuck_after(Some(Duration::from_millis(999)))),

@@ -52,6 +52,7 @@ impl BatchService<BatchBody> {
             chunk_bytes: None,
             in_flight: 4,
             linger: Duration::from_secs(2),
+            timeout: Duration::from_secs(300),
             judge: JudgeLayer::new(),
             headers: KeyHeaders::default(),
             cancel_on_exit: false,
@@ -71,6 +72,7 @@ pub struct BatchBuilder {
     chunk_bytes: Option<usize>,
     in_flight: usize,
     linger: Duration,
+    timeout: Duration,
     judge: JudgeLayer,
     headers: KeyHeaders,
     cancel_on_exit: bool,
@@ -130,6 +132,14 @@ impl BatchBuilder {
     /// submitted again. Default a minute, since it may take that long until a new one is listed; at least a second, at most an hour.
     pub fn look_again(mut self, after: Duration) -> Self {
         self.law.look_again = after;
+        self
+    }
+
+    /// How long a call about a batch may be without an answer, and its answer without a further piece, until it counts as broken off and is
+    /// made again; one that may have submitted a batch is looked for instead. Default five minutes, for the sake of large uploads; at
+    /// least a second, at most an hour.
+    pub fn timeout(mut self, silent: Duration) -> Self {
+        self.timeout = silent;
         self
     }
 
@@ -208,7 +218,7 @@ impl BatchBuilder {
         let line = |org: &Org| Line {
             org: org.clone(),
             name: org.name().into(),
-            wire: Box::new(Member::new(member(org, client.clone()))) as Box<dyn Wire>,
+            wire: Box::new(Member::new(member(org, client.clone()), self.timeout)) as Box<dyn Wire>,
             judge: self.judge.clone().gather(Gather::Whole).scrub(org),
         };
         let lines: Vec<_> = self.orgs.iter().map(line).collect();
@@ -269,6 +279,8 @@ impl BatchBuilder {
             ),
             ("in_flight", self.in_flight >= 1, "must be at least 1: nothing would ever be submitted".to_owned()),
             ("linger", self.linger <= hour, "must be at most an hour".to_owned()),
+            ("timeout", self.timeout >= second, "must be at least a second".to_owned()),
+            ("timeout", self.timeout <= hour, "must be at most an hour".to_owned()),
             ("poll", poll_first >= second, "the first wait must be at least a second".to_owned()),
             ("poll", poll_longest >= poll_first, "the longest wait must not be shorter than the first".to_owned()),
             ("poll", poll_longest <= hour, "the longest wait must be at most an hour".to_owned()),

@@ -6,13 +6,14 @@ use std::{
     pin::Pin,
     sync::{Mutex, PoisonError},
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::{Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 use tower_service::Service;
 
 use crate::{
@@ -34,13 +35,18 @@ pub(super) trait Wire: Send + Sync {
 /// A service that takes bodies of the type `B`.
 pub(super) struct Member<M, B> {
     service: Mutex<M>,
+    timeout: Duration,
     body: PhantomData<fn(B)>,
 }
 
 impl<M, B> Member<M, B> {
-    pub(super) fn new(service: M) -> Self {
-        Member { service: Mutex::new(service), body: PhantomData }
+    pub(super) fn new(service: M, timeout: Duration) -> Self {
+        Member { service: Mutex::new(service), timeout, body: PhantomData }
     }
+}
+
+fn silent(timeout: Duration) -> BoxError {
+    format!("nothing came for {}", humantime::format_duration(timeout)).into()
 }
 
 impl<M, B, RB> Wire for Member<M, B>
@@ -55,23 +61,28 @@ where
     fn send(&self, mut request: Request<Bytes>) -> Sending {
         // A batch does not count on the quotas of tokens, however large it is.
         request.extensions_mut().insert(Cost::tokens(Some(0.0), Some(0.0)));
+        let timeout = self.timeout;
         // An instance of its own, readied and called: it starts without a reservation.
         let mut service = self.service.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Box::pin(async move {
             let ready = poll_fn(|cx| service.poll_ready(cx)).await;
             ready.map_err(|error| Error::from_box(error.into()))?;
-            let answer = service.call(request.map(B::from)).await;
+            // Not before it may go: a hold is no silence.
+            let answer = tokio::time::timeout(timeout, service.call(request.map(B::from))).await;
+            let answer = answer.map_err(|_| Error::from_box(silent(timeout)))?;
             let answer = answer.map_err(|error| Error::from_box(error.into()))?;
-            Ok(answer.map(|body| Box::pin(InBytes { body }) as WireBody))
+            Ok(answer.map(|body| Box::pin(InBytes { body, timeout, silence: None }) as WireBody))
         })
     }
 }
 
 pin_project! {
-    /// A body in pieces of one type.
+    /// A body in pieces of one type, which ends in an error where it is silent for too long.
     struct InBytes<B> {
         #[pin]
         body: B,
+        timeout: Duration,
+        silence: Option<Pin<Box<Sleep>>>,
     }
 }
 
@@ -84,7 +95,13 @@ where
     type Error = BoxError;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let frame = ready!(self.project().body.poll_frame(cx));
+        let this = self.project();
+        let Poll::Ready(frame) = this.body.poll_frame(cx) else {
+            let silence = this.silence.get_or_insert_with(|| Box::pin(tokio::time::sleep(*this.timeout)));
+            ready!(silence.as_mut().poll(cx));
+            return Poll::Ready(Some(Err(silent(*this.timeout))));
+        };
+        *this.silence = None;
         let frame =
             frame.map(|frame| Ok(frame.map_err(Into::into)?.map_data(|mut data| data.copy_to_bytes(data.remaining()))));
         Poll::Ready(frame)

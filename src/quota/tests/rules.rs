@@ -353,7 +353,8 @@ fn a_sum_of_input_and_output_is_no_bucket_and_anything_less_is() {
 
 #[test]
 fn what_was_a_bucket_of_both_until_it_was_told_as_a_sum_holds_nobody_back() {
-    let input = Some((60_000.0, 60_000.0));
+    let full = (60_000.0, 60_000.0);
+    let input = Some(full);
     let call = |law: &mut Law| law.call(Cost::tokens(Some(100.0), Some(50.0)).exact()).unwrap();
     let mut law = Law::new();
     let (early, first) = (call(&mut law), call(&mut law));
@@ -365,7 +366,7 @@ fn what_was_a_bucket_of_both_until_it_was_told_as_a_sum_holds_nobody_back() {
     let second = call(&mut law);
     opens(&mut law);
     let reserved = law.quota.admit(law.now).unwrap();
-    law.answer(second, &of_both(input, None, input.unwrap()));
+    law.answer(second, &of_both(input, None, full));
     assert!(law.admitted() > 20, "only input counts");
     law.quota.give_back(&reserved, false, law.now);
     law.answer(early, &of_both(input, None, (6_000.0, 0.0)));
