@@ -30,7 +30,7 @@ const CASES: [(&str, &[u32]); 17] = [
     ("TWR", &[143, 145, 146, 148, 149]),
     ("RES", &[116, 118, 119, 121, 122]),
     ("MEM", &[127, 128, 130]),
-    ("BAT", &[101, 107, 109, 115]),
+    ("BAT", &[101, 103, 104, 106, 107, 109, 110, 112, 113, 115]),
 ];
 
 /// The tables of `docs/from-other-tools.md`: heading, what ids begin with, how many.
