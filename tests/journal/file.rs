@@ -277,6 +277,32 @@ async fn a_tail_that_is_somebody_elses_is_refused_and_not_touched() {
     assert!(matches!(&error, OpenError::NotAJournal { path: theirs } if *theirs == tail(&path)), "{error}");
     assert_eq!(fs::read_to_string(tail(&path)).unwrap(), "notes of mine");
     assert!(!path.exists());
+    // Nor is another journal.
+    fs::remove_file(tail(&path)).unwrap();
+    ask_all(&open(&tail(&path)), 0..1).await;
+    assert!(matches!(builder(&path).open().unwrap_err(), OpenError::NotAJournal { .. }));
+    assert_eq!(ask_all(&open(&tail(&path)), 0..1).await, 1);
+    // What a power cut leaves of ours is.
+    fs::write(tail(&path), [0; 5_000]).unwrap();
+    drop(open(&path));
+    assert!(!tail(&path).exists());
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_tail_is_found_by_whatever_link_and_read_by_nobody_else() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let folder = tempfile::tempdir().unwrap();
+    let (path, elsewhere) = (folder.path().join("a.journal"), tempfile::tempdir().unwrap());
+    let [tables, left] = killed(&path, 60, 7).await;
+    fs::write(&path, tables).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::write(tail(&path), left).unwrap();
+    let link = elsewhere.path().join("b.journal");
+    symlink(&path, &link).unwrap();
+    let store = open(&link);
+    assert_eq!(fs::metadata(tail(&path)).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(ask_all(&store, 0..67).await, 67);
 }
 
 #[tokio::test]

@@ -115,7 +115,7 @@ impl FileStore {
 
     fn find(&self, key: &Key) -> Result<Option<Bytes>, Fault> {
         let shared = self.shared();
-        let in_tail = shared.places.lock().unwrap_or_else(PoisonError::into_inner).entry(key, &shared.path);
+        let in_tail = shared.places.lock().unwrap_or_else(PoisonError::into_inner).entry(key);
         if let Some(entry) = in_tail.map_err(salvage::failed)? {
             return Ok(Some(entry));
         }
@@ -196,7 +196,7 @@ impl fmt::Debug for FileStore {
     }
 }
 
-/// Resolves when the entry is on the disk. Dropped, it is written all the same.
+/// Resolves when the entry is in the file, where no kill takes it back. Dropped, it is written all the same.
 pub struct FilePut {
     done: oneshot::Receiver<Result<(), StoreError>>,
 }
@@ -263,6 +263,8 @@ impl FileStoreBuilder {
     /// See [`OpenError`].
     pub fn open(self) -> Result<FileStore, OpenError> {
         let FileStoreBuilder { path, cache, index_after, linger, sync_every } = self;
+        // Wherever the process goes to later.
+        let path = std::path::absolute(&path).unwrap_or(path);
         let checks = [
             ("cache", cache >= 1 << 20, "must be at least 1 MiB"),
             ("index_after", index_after >= 1, "must be at least 1"),

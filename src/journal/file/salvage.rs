@@ -16,7 +16,7 @@ use super::tables::{Bulk, Fault, Tables};
 use crate::journal::{Key, seal};
 
 /// What the file of the engine begins with.
-const ENGINE: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
+pub(super) const ENGINE: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
 
 /// How much is read at once.
 const STRETCH: usize = 1 << 20;

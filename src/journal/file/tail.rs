@@ -23,18 +23,28 @@ use crate::journal::{Key, seal};
 /// Above this it goes into the tables, however few entries it has.
 const LONGEST: u64 = 64 << 20;
 
-/// The file of a journal's tail.
+/// The file of a journal's tail: beside the file itself, by whatever link that is reached.
 pub(super) fn path(journal: &Path) -> PathBuf {
-    salvage::beside(journal, ".tail")
+    let real = fs::canonicalize(journal).unwrap_or_else(|_| journal.to_owned());
+    salvage::beside(&real, ".tail")
 }
 
-/// Whether there is no such file, or one that begins as an entry does, by and large, or has one in it. Nobody else's file is touched.
+/// Whether there is no such file, or one that begins as an entry does, by and large, or has one in it. Nobody else's file is touched, nor
+/// another journal.
 pub(super) fn is_ours(tail: &Path) -> io::Result<bool> {
     let mut begin = vec![];
     match File::open(tail) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
-        file => file?.take(seal::MAGIC.len() as u64).read_to_end(&mut begin)?,
+        file => file?.take(salvage::ENGINE.len() as u64).read_to_end(&mut begin)?,
     };
+    if begin == salvage::ENGINE {
+        return Ok(false);
+    }
+    begin.truncate(seal::MAGIC.len());
+    // A power cut may leave its length and not what was in it.
+    if begin.iter().all(|byte| *byte == 0) {
+        return Ok(true);
+    }
     let alike = begin.iter().zip(seal::MAGIC).filter(|(is, was)| **is == *was).count();
     let enough = if begin.len() < seal::MAGIC.len() { begin.len() } else { seal::MAGIC.len() * 2 / 3 };
     Ok(alike >= enough || salvage::has_entry(tail)?)
@@ -43,7 +53,7 @@ pub(super) fn is_ours(tail: &Path) -> io::Result<bool> {
 /// Its one writer.
 pub(super) struct Tail {
     path: PathBuf,
-    /// None while it is empty and was never written.
+    /// None until it is made.
     file: Option<File>,
     length: u64,
     entries: usize,
@@ -81,6 +91,13 @@ impl Tail {
         salvage::remove(&self.path)
     }
 
+    /// Makes its file, which the journal's owner has to himself by now. What cannot be made or read is better known before anything is paid for.
+    pub(super) fn make(&mut self, journal: &Path, places: &mut Places) -> io::Result<()> {
+        self.file = Some(make(&self.path, journal)?);
+        places.file = Some(File::open(&self.path)?);
+        Ok(())
+    }
+
     fn fold(&self, tables: &mut Tables, index_after: usize) -> Result<(), Fault> {
         salvage::each_into(&self.path, tables, index_after).map(drop)
     }
@@ -98,10 +115,7 @@ impl Tail {
             at += entry.len() as u64;
             self.buffer.extend_from_slice(entry);
         }
-        let file = match &mut self.file {
-            Some(file) => file,
-            none => none.insert(make(&self.path).map_err(salvage::failed)?),
-        };
+        let Some(file) = &mut self.file else { return Err(salvage::failed(io::ErrorKind::NotFound.into())) };
         if let Err(error) = file.write_all(&self.buffer) {
             // A part of an entry would be passed over, but nothing is gained by it.
             let _ = file.set_len(self.length).and_then(|()| file.seek(SeekFrom::Start(self.length)));
@@ -137,8 +151,9 @@ impl Tail {
     }
 
     /// Puts all of it into the tables, safely on the disk. It is there still, until it is [cleared](Tail::clear).
-    pub(super) fn put_into(&self, tables: &mut Tables, index_after: usize) -> Result<(), Fault> {
-        if self.is_empty() { Ok(()) } else { self.fold(tables, index_after) }
+    pub(super) fn put_into(&self, tables: &mut Tables) -> Result<(), Fault> {
+        // In one stroke: it is bounded, and the rest of it alone would cost as much.
+        if self.is_empty() { Ok(()) } else { self.fold(tables, usize::MAX) }
     }
 
     /// Forgets what is in the tables by now.
@@ -159,9 +174,14 @@ impl Tail {
     }
 }
 
-/// Makes the file; a power cut leaves its name too.
-fn make(path: &Path) -> io::Result<File> {
-    let file = fs::OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+/// Makes the file, for those who may read the journal; a power cut leaves its name too.
+fn make(path: &Path, journal: &Path) -> io::Result<File> {
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let file = options.open(path)?;
+    file.set_permissions(fs::metadata(journal)?.permissions())?;
     salvage::synced_folder(path);
     Ok(file)
 }
@@ -177,12 +197,9 @@ impl Places {
     }
 
     /// The entry of this key, if it is in the tail and whole.
-    pub(super) fn entry(&mut self, key: &Key, journal: &Path) -> io::Result<Option<Bytes>> {
+    pub(super) fn entry(&mut self, key: &Key) -> io::Result<Option<Bytes>> {
         let Some(Place { at, length }) = self.places.get(&short(key)).copied() else { return Ok(None) };
-        let file = match &mut self.file {
-            Some(file) => file,
-            none => none.insert(File::open(path(journal))?),
-        };
+        let Some(file) = &mut self.file else { return Ok(None) };
         let mut entry = vec![0; length as usize];
         file.seek(SeekFrom::Start(at))?;
         match file.read_exact(&mut entry) {

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use super::{
-    salvaged,
+    salvage, salvaged,
     tables::{Fault, Tables, View},
     tail::{Places, Tail},
 };
@@ -28,8 +28,8 @@ struct Put {
     done: oneshot::Sender<Result<(), StoreError>>,
 }
 
-/// What else is to be done with the tables, by the one who writes; with none if they are not open.
-type Job = Box<dyn FnOnce(Option<&Tables>) + Send>;
+/// What else is to be done with the tables, by the one who writes; with none if they are not open. Gives what breaks the store.
+type Job = Box<dyn FnOnce(Option<&Tables>) -> Option<Fault> + Send>;
 
 #[derive(Default)]
 struct Queue {
@@ -99,7 +99,14 @@ impl Shared {
         let job = move |tables: Option<&Tables>| {
             let not_open = Fault::Damaged("it is not open".to_owned());
             let asked = tables.map_or(Err(not_open), |tables| tables.ask(ask));
-            let _ = done.send(asked.map_err(|fault| StoreError::new(format!("{path} does not work: {fault:?}"))));
+            let why = |fault: &Fault| StoreError::new(format!("{path} does not work: {fault:?}"));
+            let (told, fault) = match asked {
+                Ok(value) => (Ok(value), None),
+                Err(fault) => (Err(why(&fault)), Some(fault)),
+            };
+            let _ = done.send(told);
+            // After an error of the system the engine takes all that follows for damage, which it is not.
+            fault.filter(|fault| matches!(fault, Fault::Failed(_)))
         };
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if queue.ended {
@@ -161,7 +168,7 @@ impl Shared {
 
     /// The tail goes into the tables.
     fn fold(&self, tables: &mut Option<Tables>, tail: &mut Tail) -> Result<(), Fault> {
-        self.somehow(tables, |tables| tail.put_into(tables, self.index_after))?;
+        self.somehow(tables, |tables| tail.put_into(tables))?;
         // Whoever finds nothing in the tail from now on has a view that knows it.
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         places.clear();
@@ -208,8 +215,10 @@ impl Writer {
     pub(super) fn start(shared: Shared, tables: Tables) -> Result<Self, Fault> {
         let shared = Arc::new(shared);
         let mut tables = Some(tables);
-        let tail = Tail::of(&shared.path);
+        let mut tail = Tail::of(&shared.path);
         shared.somehow(&mut tables, |tables| tail.take_in(tables, shared.index_after))?;
+        tail.make(&shared.path, &mut shared.places.lock().unwrap_or_else(PoisonError::into_inner))
+            .map_err(salvage::failed)?;
         let run = {
             let shared = shared.clone();
             move || run(&shared, tables, tail)
@@ -250,7 +259,7 @@ fn run(shared: &Shared, mut tables: Option<Tables>, mut tail: Tail) {
             Next::Group(group, jobs) => {
                 let written = match shared.broken.get() {
                     Some(broken) => Err(broken.clone()),
-                    None if group.is_empty() => Ok(()),
+                    None if group.is_empty() => told(shared.sync(&mut tail)),
                     None => told(shared.append(&mut tail, &group)),
                 };
                 for put in group {
@@ -259,7 +268,11 @@ fn run(shared: &Shared, mut tables: Option<Tables>, mut tail: Tail) {
                 if written.is_ok() && tail.is_full(shared.index_after) {
                     drop(told(shared.fold(&mut tables, &mut tail)));
                 }
-                jobs.into_iter().for_each(|job| job(tables.as_ref()));
+                for job in jobs {
+                    if let Some(fault) = job(tables.as_ref()) {
+                        drop(told(Err(fault)));
+                    }
+                }
             }
         }
     }
