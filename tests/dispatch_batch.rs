@@ -217,7 +217,9 @@ async fn end_alike(dialect: Dialect) {
 
     // The rows for now were in two batches before they went directly, and were billed in none.
     let (direct, batch) = (bench.report("direct"), bench.report("batch"));
-    assert_eq!(batch["batches"]["rows"], json!({ "direct": 12, "batch": 488 }));
+    // Whose patience has ended by then is not sent any more.
+    let rows = &batch["batches"]["rows"];
+    assert!(rows["batch"] == 488 && rows["direct"].as_u64().is_some_and(|direct| direct <= 12), "{rows}");
     assert!(direct.get("batches").is_none(), "{direct}");
     let (full, half) = (direct["cost_usd"].as_f64().unwrap(), batch["batches"]["cost_usd"]["batch"].as_f64().unwrap());
     assert!(full > 0.0 && (half / full - 0.5).abs() < 0.01, "{full} {half}");
