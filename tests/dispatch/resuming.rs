@@ -478,7 +478,9 @@ async fn a_journal_answers_where_the_output_is_gone_and_fresh_sets_it_aside() {
         assert_eq!((bench.run(more).await.0, bench.calls()), (0, calls), "{more:?}");
     }
     std::fs::remove_file(bench.path("out.jsonl")).unwrap();
-    assert_eq!((bench.run(&["--fresh", "--no-journal", "--deadline", "1ms"]).await.0, bench.calls()), (1, 20));
+    // Hardly a call goes within this time.
+    let (code, said) = bench.run(&["--fresh", "--no-journal", "--deadline", "1ms"]).await;
+    assert!(code == 1 && (20..25).contains(&bench.calls()), "{code}, {} calls: {said}", bench.calls());
     std::fs::remove_file(bench.path("out.jsonl")).unwrap();
     let (_, said) = bench.run(&[]).await;
     assert!(!said.contains("from the journal"), "{said}");
