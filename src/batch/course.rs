@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     journal::{Key, StoreError},
-    outcome::{BoxError, Class, Purse},
+    outcome::{BoxError, Class, Purse, in_one_line},
 };
 
 /// In so many batches a row may be without an answer.
@@ -1166,18 +1166,6 @@ async fn lines_in(
         ControlFlow::Break(()) => true,
         ControlFlow::Continue(told) => told,
     })
-}
-
-/// An error and its sources in one line.
-fn in_one_line(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut line = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        line.push_str(": ");
-        line.push_str(&error.to_string());
-        next = error.source();
-    }
-    line
 }
 
 impl Drop for Course {

@@ -103,6 +103,18 @@ impl StdError for Error {
     }
 }
 
+/// An error and its sources in one line.
+pub(crate) fn in_one_line(error: &(dyn StdError + 'static)) -> String {
+    let mut line = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        line.push_str(": ");
+        line.push_str(&error.to_string());
+        next = error.source();
+    }
+    line
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -27,6 +27,7 @@ use std::{
 use http::{HeaderMap, StatusCode};
 use tokio::time::Instant;
 
+pub(crate) use self::error::in_one_line;
 pub use self::{
     class::{Class, Implies, Out, Purse},
     classify::{ByStatus, Classify, ClassifyFn, Stamped, classify_fn},

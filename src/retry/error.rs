@@ -154,18 +154,6 @@ impl fmt::Display for Cause {
     }
 }
 
-/// An error and its sources in one line.
-pub(super) fn in_one_line(error: &(dyn StdError + 'static)) -> String {
-    let mut line = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        line.push_str(": ");
-        line.push_str(&error.to_string());
-        next = error.source();
-    }
-    line
-}
-
 /// Rounded as one would say it.
 pub(super) fn spoken(span: Duration) -> humantime::FormattedDuration {
     let rounded = if span < Duration::from_secs(1) {

@@ -17,7 +17,7 @@ use tower_service::Service;
 use super::{
     Exhaustion, RetryError, Shared,
     budget::Budget,
-    error::{Cause, Exhausted, in_one_line},
+    error::{Cause, Exhausted},
     kept::Kept,
     purse::{Purses, Said, Verdict},
     stall::Waiting,
@@ -27,7 +27,7 @@ use crate::{
     hint,
     observe::Event,
     org::Org,
-    outcome::{BoxError, Class, Classify, Purse},
+    outcome::{BoxError, Class, Classify, Purse, in_one_line},
 };
 
 /// All that is kept of a request while it is not answered.

@@ -53,8 +53,7 @@ pub(super) fn is_ours(tail: &Path) -> io::Result<bool> {
 /// Its one writer.
 pub(super) struct Tail {
     path: PathBuf,
-    /// None until it is made.
-    file: Option<File>,
+    file: File,
     length: u64,
     entries: usize,
     /// Since when something in it is not synced.
@@ -76,30 +75,23 @@ pub(super) struct Places {
     file: Option<File>,
 }
 
+/// What an earlier process has left goes into the tables.
+pub(super) fn take_in(journal: &Path, tables: &mut Tables, index_after: usize) -> Result<(), Fault> {
+    let path = path(journal);
+    if !path.try_exists().map_err(salvage::failed)? {
+        return Ok(());
+    }
+    salvage::each_into(&path, tables, index_after)?;
+    salvage::remove(&path)
+}
+
 impl Tail {
-    /// The tail of the journal at `journal`; what an earlier process has left there is not in it.
-    pub(super) fn of(journal: &Path) -> Self {
-        Tail { path: path(journal), file: None, length: 0, entries: 0, unsynced: None, buffer: vec![] }
-    }
-
-    /// What an earlier process has left goes into the tables.
-    pub(super) fn take_in(&self, tables: &mut Tables, index_after: usize) -> Result<(), Fault> {
-        if !self.path.try_exists().map_err(salvage::failed)? {
-            return Ok(());
-        }
-        self.fold(tables, index_after)?;
-        salvage::remove(&self.path)
-    }
-
-    /// Makes its file, which the journal's owner has to himself by now. What cannot be made or read is better known before anything is paid for.
-    pub(super) fn make(&mut self, journal: &Path, places: &mut Places) -> io::Result<()> {
-        self.file = Some(make(&self.path, journal)?);
-        places.file = Some(File::open(&self.path)?);
-        Ok(())
-    }
-
-    fn fold(&self, tables: &mut Tables, index_after: usize) -> Result<(), Fault> {
-        salvage::each_into(&self.path, tables, index_after).map(drop)
+    /// An empty one, for whoever has the journal to himself. What cannot be made or read is better known before anything is paid for.
+    pub(super) fn make(journal: &Path, places: &mut Places) -> io::Result<Self> {
+        let path = path(journal);
+        let file = make(&path, journal)?;
+        places.file = Some(File::open(&path)?);
+        Ok(Tail { path, file, length: 0, entries: 0, unsynced: None, buffer: vec![] })
     }
 
     /// Appends these, and says where they stand. Once this has returned, no kill takes them back.
@@ -115,10 +107,9 @@ impl Tail {
             at += entry.len() as u64;
             self.buffer.extend_from_slice(entry);
         }
-        let Some(file) = &mut self.file else { return Err(salvage::failed(io::ErrorKind::NotFound.into())) };
-        if let Err(error) = file.write_all(&self.buffer) {
+        if let Err(error) = self.file.write_all(&self.buffer) {
             // A part of an entry would be passed over, but nothing is gained by it.
-            let _ = file.set_len(self.length).and_then(|()| file.seek(SeekFrom::Start(self.length)));
+            let _ = self.file.set_len(self.length).and_then(|()| self.file.seek(SeekFrom::Start(self.length)));
             return Err(salvage::failed(error));
         }
         self.length = at;
@@ -135,15 +126,9 @@ impl Tail {
     }
 
     pub(super) fn sync(&mut self) -> Result<(), Fault> {
-        if let Some(file) = self.file.as_ref().filter(|_| self.unsynced.is_some()) {
-            file.sync_data().map_err(salvage::failed)?;
-        }
+        self.file.sync_data().map_err(salvage::failed)?;
         self.unsynced = None;
         Ok(())
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.entries == 0
     }
 
     pub(super) fn is_full(&self, index_after: usize) -> bool {
@@ -152,15 +137,16 @@ impl Tail {
 
     /// Puts all of it into the tables, safely on the disk. It is there still, until it is [cleared](Tail::clear).
     pub(super) fn put_into(&self, tables: &mut Tables) -> Result<(), Fault> {
+        if self.entries == 0 {
+            return Ok(());
+        }
         // In one stroke: it is bounded, and the rest of it alone would cost as much.
-        if self.is_empty() { Ok(()) } else { self.fold(tables, usize::MAX) }
+        salvage::each_into(&self.path, tables, usize::MAX).map(drop)
     }
 
     /// Forgets what is in the tables by now.
     pub(super) fn clear(&mut self) -> Result<(), Fault> {
-        if let Some(file) = &mut self.file {
-            file.set_len(0).and_then(|()| file.rewind()).map_err(salvage::failed)?;
-        }
+        self.file.set_len(0).and_then(|()| self.file.rewind()).map_err(salvage::failed)?;
         (self.length, self.entries, self.unsynced) = (0, 0, None);
         Ok(())
     }
@@ -168,9 +154,8 @@ impl Tail {
     /// The file is not needed any more, if it is empty.
     pub(super) fn close(self) -> Result<(), Fault> {
         let Tail { path, file, entries, .. } = self;
-        let was_made = file.is_some();
         drop(file);
-        if was_made && entries == 0 { salvage::remove(&path) } else { Ok(()) }
+        if entries == 0 { salvage::remove(&path) } else { Ok(()) }
     }
 }
 

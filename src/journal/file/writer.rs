@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use super::{
     salvage, salvaged,
     tables::{Fault, Tables, View},
-    tail::{Places, Tail},
+    tail::{self, Places, Tail},
 };
 use crate::journal::{Key, StoreError};
 
@@ -215,10 +215,11 @@ impl Writer {
     pub(super) fn start(shared: Shared, tables: Tables) -> Result<Self, Fault> {
         let shared = Arc::new(shared);
         let mut tables = Some(tables);
-        let mut tail = Tail::of(&shared.path);
-        shared.somehow(&mut tables, |tables| tail.take_in(tables, shared.index_after))?;
-        tail.make(&shared.path, &mut shared.places.lock().unwrap_or_else(PoisonError::into_inner))
-            .map_err(salvage::failed)?;
+        shared.somehow(&mut tables, |tables| tail::take_in(&shared.path, tables, shared.index_after))?;
+        let tail = {
+            let mut places = shared.places.lock().unwrap_or_else(PoisonError::into_inner);
+            Tail::make(&shared.path, &mut places).map_err(salvage::failed)?
+        };
         let run = {
             let shared = shared.clone();
             move || run(&shared, tables, tail)
