@@ -52,7 +52,7 @@ const KEEPALIVE: Duration = Duration::from_secs(60);
 /// A client for plain `http://`: a gateway of your own, a test server. A base URL that is `https://`, as every dialect's own is, fails
 /// here: use `https` (feature `rustls`).
 ///
-/// Must be called, and used, inside a tokio runtime. Clones share one pool.
+/// Must be called, and used, inside a tokio runtime: used outside of one it panics. Clones share one pool.
 #[must_use]
 pub fn http<B>() -> HttpClient<B>
 where

@@ -13,7 +13,10 @@ use tower_quota::{
 use crate::{Failure, args::Args, can_hold, claim, wire::in_one_line};
 
 /// Of the journal's file in memory: what is in it is read once, if at all.
-const CACHE: usize = 4 << 20;
+const CACHE: usize = 1 << 20;
+
+/// After so many entries the tail goes into the tables: what that needs of memory it needs early, so that a long run takes no more.
+const INDEX_AFTER: usize = 16_384;
 
 /// Where the journal is; `None` where there is none.
 pub(crate) fn path(args: &Args) -> Option<PathBuf> {
@@ -53,7 +56,7 @@ pub(crate) fn open(args: &Args, fresh: bool) -> Result<Option<FileStore>, Failur
     if args.no_journal {
         return Ok(None);
     }
-    FileStore::builder(&path).cache(CACHE).open().map(Some).map_err(|error| failure(&error))
+    FileStore::builder(&path).cache(CACHE).index_after(INDEX_AFTER).open().map(Some).map_err(|error| failure(&error))
 }
 
 /// Whether it knows of batches.

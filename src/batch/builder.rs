@@ -107,7 +107,7 @@ impl BatchBuilder {
     }
 
     /// The waits between two questions about a batch: the first one, and the longest; each is half as long again as the one before.
-    /// Default 30 s and 120 s. At least 1 s.
+    /// Default 30 s and 120 s. The first is at least 1 s, and no longer than the longest.
     pub fn poll(mut self, first: Duration, longest: Duration) -> Self {
         (self.law.poll_first, self.law.poll_longest) = (first, longest);
         self
@@ -156,7 +156,8 @@ impl BatchBuilder {
         self
     }
 
-    /// The request headers that change the answer, as in [`JournalBuilder`](crate::journal::JournalBuilder::key_headers).
+    /// The request headers that change the answer; give a journal that stands above
+    /// [the same names](crate::journal::JournalBuilder::key_headers). Default: [`KeyHeaders::default`].
     pub fn key_headers(mut self, headers: KeyHeaders) -> Self {
         self.headers = headers;
         self
@@ -177,6 +178,8 @@ impl BatchBuilder {
 
     /// Reads the records of earlier processes, and is ready. Each org is asked through `client` with its own key, at its own limits: those
     /// of the model family `batches`, since providers count calls about batches apart.
+    ///
+    /// Without a [`Route`](super::Route) nothing says what body answers have: `let batch: BatchService = builder.open(client).await?`.
     ///
     /// # Errors
     /// See [`BatchOpenError`].

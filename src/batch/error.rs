@@ -82,7 +82,7 @@ pub enum BatchFailure {
         /// Why they cannot be listed.
         said: Arc<str>,
     },
-    /// The service was shut down. `Some` if it is in a batch that was submitted.
+    /// The service was shut down; with the batch that the row is in, if that was submitted.
     Closed(Option<RemoteBatch>),
     /// The work on its batch ended in a panic.
     Broken(Option<RemoteBatch>),

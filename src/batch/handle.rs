@@ -44,7 +44,7 @@ impl BatchHandle {
         self.owner.0.running()
     }
 
-    /// Ends the service: nothing more is taken, what was not submitted is handed back
+    /// Ends the service, and belongs at the end of every run: nothing more is taken, what was not submitted is handed back
     /// ([`Closed`](super::BatchFailure::Closed)), and so is whatever is in a batch that runs. Such batches are left running, or, with
     /// [`cancel_on_exit`](super::BatchBuilder::cancel_on_exit), cancelled; batches of earlier processes that nobody has asked for in this one
     /// are left as they are.
@@ -132,13 +132,13 @@ pub struct BatchSnapshot {
     pub submitted: u64,
     /// Batches of earlier processes that were gone on with.
     pub resumed: u64,
-    /// Those of both whose results were read to their end.
+    /// Those of both whose results were read to their end, and of which that is written down.
     pub ended: u64,
     /// Rows in chunks that are not full.
     pub gathered: u64,
     /// Rows that wait for an org to have a place.
     pub queued: u64,
-    /// Rows in batches.
+    /// Rows in batches, those included that are being submitted.
     pub in_batches: u64,
     /// Rows that were answered.
     pub answered: u64,

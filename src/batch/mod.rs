@@ -15,14 +15,19 @@
 //!
 //! **Where it stands:** beside the retry, not under it: a row takes minutes to hours, and what a batch could not answer goes into the next one
 //! by itself. Below the [`journal`](crate::journal), which keeps the answers. Only [`drive`](crate::drive), or whatever bounds the requests
-//! alive, stands above: give it [`live_bound`](BatchService::live_bound), or batches do not fill.
+//! alive, stands above: give it [`live_bound`](BatchService::live_bound), or batches do not fill. Where a [`Route`] sends some requests each
+//! way, add the bound of the direct path: with that of the batches alone, direct requests stand in line behind rows that wait for hours.
 //!
 //! **Is it worth it?** Batches cost about half (Anthropic's and OpenAI's prices of 2025; look at yours) and do not count on the quotas of
 //! direct calls. They are answered "within 24 hours": often in minutes, sometimes not for hours, and a batch may get stuck.
 //!
 //! **What is left running is billed.** Dropping callers, or the whole service, leaves its batches at the provider as they are; the log says
 //! which, and so does [`BatchHandle::running`]. The same requests in a later process, with the same store, are answered by those batches. To
-//! cancel them, set [`cancel_on_exit`](BatchBuilder::cancel_on_exit) and await [`shutdown`](BatchHandle::shutdown).
+//! cancel them, set [`cancel_on_exit`](BatchBuilder::cancel_on_exit) and await [`shutdown`](BatchHandle::shutdown). A batch that has ended
+//! answers too, as long as its record is kept: its results are fetched again, and nothing is billed.
+//!
+//! **At the end await [`shutdown`](BatchHandle::shutdown)**, also where every row is answered: that the last batch has ended is written
+//! only while somebody polls. Without it nothing is lost, but the next process looks at that batch once more.
 //!
 //! ```
 //! use bytes::Bytes;
@@ -46,6 +51,7 @@
 //! # let folder = tempfile::tempdir()?;
 //! let orgs = Orgs::new([Org::new("research").credential(Credential::new("sk-1"))])?;
 //! let store = FileStore::open(folder.path().join("batches.journal"))?;
+//! // `client()` is any HTTP client: `tower_quota::client::https()`, say.
 //! let batch = BatchService::builder(orgs.clone(), store).chunk_rows(1_000).open(client()).await?;
 //! let (handle, bound) = (batch.handle(), batch.live_bound());
 //! let service = Route::new(Stack::new(orgs).build(client())?, batch, Way::Batch);
@@ -61,6 +67,7 @@
 //!         Err(error) => println!("{row}: {error}"), // typed, with the request in it
 //!     }
 //! }
+//! handle.shutdown().await; // what is still to be written down of the last batch
 //! # assert_eq!((handle.snapshot().answered, sim.truth().batch().rows_succeeded), (2, 2));
 //! # Ok(()) }
 //! ```
@@ -79,6 +86,9 @@
 //! | in a batch for which the org's queue is full | it waits for another batch to end, and goes in smaller ones if need be |
 //! | to be submitted to an org that is dead | to a sibling |
 //! | in a batch of an org that has died | [`BatchFailure::OrgOut`]: the batch stays recorded, and answers when the key is mended |
+//!
+//! A provider that cannot be reached is asked again, after a second at first, then up to a minute apart. Callers wait;
+//! [`BatchView::trouble`] says why, and a [deadline](crate::drive) of the caller's is what bounds it.
 //!
 //! The same request of two callers at once is one row: give each a [`Salt`](crate::journal::Salt) to have them answered one by one.
 //!

@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use crate::outcome::{Class, Stamp};
 
-/// Says whether an answer is kept, to be given again for the same request.
+/// Says whether an answer is kept, to be given again for the same request. What is not kept is handed up without a word: whoever
+/// wants to know asks here.
 ///
 /// A closure `Fn(&response::Parts, &[u8]) -> bool` is one. It is shown what was gathered whole, and must not block.
 pub trait Keep: Send + Sync + 'static {

@@ -84,7 +84,7 @@ pub struct Limits {
     /// The most calls in flight: manners, not the provider's limit. Default by the model's family, that of
     /// [`aimd::Caps`](crate::aimd::Caps).
     pub cap: Option<usize>,
-    /// How long its calls take.
+    /// How long its calls take. Default: [`Latency::default`].
     pub latency: Latency,
 }
 
@@ -376,7 +376,7 @@ impl BatchModel {
 pub struct Fleet {
     /// The orgs, the preferred first.
     pub orgs: Vec<OrgPlan>,
-    /// Prices by model; without one a plan has no cost.
+    /// Prices by the very id of the model, not by its family as limits are; without one a plan has no cost.
     pub prices: Vec<(String, Price)>,
     /// How batches behave.
     pub batch: BatchModel,
@@ -399,7 +399,7 @@ impl Fleet {
         self
     }
 
-    /// Adds a price.
+    /// Adds a price of the model with this very id.
     #[must_use]
     pub fn price(mut self, model: impl Into<String>, price: Price) -> Self {
         self.prices.push((model.into(), price));

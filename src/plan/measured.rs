@@ -4,23 +4,26 @@ use std::time::Duration;
 
 use super::{Fleet, Latency, Tokens, Workload, plan};
 
-/// What a direct run came to, as its report says. What is not known is `None`, and stays as it was.
+/// What a direct run came to. What is not known is `None`, and stays as it was.
+///
+/// Calls are counted, and their time is taken, between the stack and the client, for instance by a layer of yours
+/// ([`Stack::build_with`](crate::stack::Stack::build_with)); tokens are in the answers' [`Stamp`](crate::outcome::Stamp)s.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Measured {
     /// Rows that were sent, and answered in the end.
     pub rows: u64,
-    /// Wire calls that took.
+    /// Wire calls that this took, refused and failed ones included.
     pub calls: u64,
     /// From the first call to the last answer.
     pub wall: Duration,
-    /// Median and 95th percentile of a call.
+    /// Median and 95th percentile of a call that was answered; one that is refused takes no slot for long.
     pub latency: Option<(Duration, Duration)>,
     /// The same of single orgs, by name: they go before.
     pub latency_of: Vec<(String, (Duration, Duration))>,
-    /// Input tokens of a row, in the mean.
+    /// Input tokens of a call, in the mean.
     pub input: Option<f64>,
-    /// Output tokens of a row, in the mean.
+    /// Output tokens of a call, in the mean.
     pub output: Option<f64>,
 }
 
@@ -61,7 +64,8 @@ impl Measured {
         self.rows as f64 / self.wall.as_secs_f64().max(1e-9)
     }
 
-    /// The workload and the fleet with what was measured in place of what was assumed: tokens a row, calls a row, latencies. And if the
+    /// The workload and the fleet with what was measured in place of what was assumed: tokens (their 95th percentile in proportion), calls a
+    /// row, latencies. And if the
     /// run was held up by something that the model knows no limit for, the client's rate: the next plan goes no faster.
     #[must_use]
     pub fn apply(&self, work: &Workload, fleet: &Fleet) -> (Workload, Fleet) {

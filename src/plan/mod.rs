@@ -57,9 +57,20 @@
 //! With a deadline the way must keep it nine times in ten. If the preferred one does not, both ways at once do what they can
 //! ([`Route::Split`]), then the other one; if nothing does, that is an error which has the soonest plan in it.
 //!
+//! # What to do with a plan
+//!
+//! | | |
+//! |---|---|
+//! | [`Plan::route`] | `batch::Way::Direct` or `batch::Way::Batch` for a `batch::Route`; for [`Route::Split`] a closure that sends the first so many each way |
+//! | [`Plan::chunk`] | `BatchBuilder::chunk_rows` |
+//! | [`OrgShare::batches`] | `BatchBuilder::in_flight`: one figure for all orgs, the largest |
+//! | [`OrgShare::concurrency`] | [`Org::cap`](crate::org::Org::cap), where it is not so already |
+//! | [`Plan::time`], [`Plan::cost`], [`Plan::binds`], [`Plan::why`] | for whoever has to wait and pay |
+//!
 //! # From what was measured
 //!
-//! [`Measured`] is what a run came to. It corrects workload and fleet, so that the next plan predicts from it.
+//! [`Measured`] is what a direct run came to. It corrects workload and fleet, so that the next plan predicts from it. Of batches replace
+//! [`BatchModel::turnaround`] and its like by what you saw.
 
 mod batch;
 mod decision;

@@ -230,7 +230,7 @@ pub struct OrgConfig {
     /// A 429 for whoever comes while so many admitted calls are unanswered; default no limit.
     pub max_concurrency: Option<usize>,
     /// Median length of an answer in tokens, lognormal with σ = 0.5; default 32. The call's `max_tokens` (64 where it
-    /// names none) cuts it.
+    /// names none) cuts it: such an answer says so (`stop_reason` or `finish_reason`), and a journal does not keep it.
     pub output_tokens_p50: f64,
     /// The shortest and the longest answer in tokens, all between equally likely, instead of the lognormal.
     pub output_tokens_range: Option<[u64; 2]>,

@@ -27,7 +27,8 @@ const BACKLOG: u32 = 4096;
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Sim {
-    /// Serves the provider on a free port of 127.0.0.1, in tasks of the current tokio runtime.
+    /// Serves the provider on a free port of 127.0.0.1, in tasks of the current tokio runtime. All that it knows is in memory: to test what a
+    /// later process finds, serve from a process of its own.
     ///
     /// Only `POST` to `/v1/messages` (Anthropic), `/v1/chat/completions` and `/v1/embeddings` (OpenAI) is answered, and the calls that
     /// manage [batches](crate::sim#batches); other paths get a 404, other methods a 405.

@@ -19,7 +19,7 @@ use crate::journal::{Key, seal};
 pub(super) const ENGINE: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
 
 /// How much is read at once.
-const STRETCH: usize = 1 << 20;
+const STRETCH: usize = 1 << 18;
 
 /// What came of it.
 pub(super) struct Saved {
@@ -110,7 +110,7 @@ pub(super) fn each_into(path: &Path, tables: &mut Tables, at_once: usize) -> Res
 fn push(tables: &mut Tables, bulk: &mut Option<Bulk>, key: Key, entry: &[u8], at_once: usize) -> Result<(), Fault> {
     let open = match &mut *bulk {
         Some(open) => open,
-        none => none.insert(tables.begin()?),
+        none => none.insert(tables.begin(at_once)?),
     };
     open.push(key, entry)?;
     let is_full = open.len() >= at_once;
@@ -165,9 +165,10 @@ fn each_entry(path: &Path, mut show: impl FnMut(Key, &[u8]) -> bool) -> io::Resu
     // Entries do not lie in one another. Where they seem to, the file is yet not read and hashed more often than this.
     let mut reader = Reader { file, end, allowance: end.saturating_mul(4) };
     let magic = memmem::Finder::new(&seal::MAGIC);
+    let mut stretch = Vec::with_capacity(STRETCH);
     let mut at = 0;
     while at < end {
-        let stretch = reader.read(at, STRETCH)?;
+        reader.read(at, STRETCH, &mut stretch)?;
         if stretch.is_empty() {
             break;
         }
@@ -195,17 +196,21 @@ struct Reader {
 }
 
 impl Reader {
-    /// So much from there on, or as much as there is.
-    fn read(&mut self, at: u64, length: usize) -> io::Result<Vec<u8>> {
-        let mut read = Vec::with_capacity(length.min(usize::try_from(self.end - at).unwrap_or(usize::MAX)));
+    /// So much from there on, or as much as there is, instead of what was in `read`.
+    fn read(&mut self, at: u64, length: usize, read: &mut Vec<u8>) -> io::Result<()> {
+        read.clear();
+        read.reserve_exact(length.min(usize::try_from(self.end - at).unwrap_or(usize::MAX)));
         self.file.seek(SeekFrom::Start(at))?;
-        (&mut self.file).take(length as u64).read_to_end(&mut read)?;
-        Ok(read)
+        (&mut self.file).take(length as u64).read_to_end(read)?;
+        Ok(())
     }
 
     /// The entry at `at`, where the file goes on with `rest`, if there is one. It is read by itself where it goes beyond that.
     fn entry<'a>(&mut self, at: u64, rest: &'a [u8]) -> io::Result<Option<(Key, Cow<'a, [u8]>)>> {
-        let head = if rest.len() < seal::HEAD { self.read(at, seal::HEAD)? } else { vec![] };
+        let mut head = vec![];
+        if rest.len() < seal::HEAD {
+            self.read(at, seal::HEAD, &mut head)?;
+        }
         let Some((key, length, _)) = seal::head(if head.is_empty() { rest } else { &head }) else { return Ok(None) };
         let whole = seal::HEAD + length;
         if let Some(entry) = rest.get(..whole) {
@@ -222,7 +227,8 @@ impl Reader {
             return Ok(None);
         }
         self.allowance -= whole as u64;
-        let entry = self.read(at, whole)?;
+        let mut entry = vec![];
+        self.read(at, whole, &mut entry)?;
         Ok(seal::open(&entry).is_some().then(|| (key, entry.into())))
     }
 }

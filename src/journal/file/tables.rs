@@ -163,13 +163,14 @@ impl Tables {
         })
     }
 
-    /// Begins to write: all that is pushed, or nothing.
-    pub(super) fn begin(&self) -> Result<Bulk, Fault> {
+    /// Begins to write: all that is pushed, or nothing. So many entries at most, as far as is known.
+    pub(super) fn begin(&self, at_most: usize) -> Result<Bulk, Fault> {
         caught(|| {
             let mut writing = self.database.get().begin_write()?;
             // The state of the file goes with the commit, so that opening it after a kill takes no walk through all of it.
             writing.set_quick_repair(true);
-            Ok(Bulk { writing: Held(Some(writing)), next: self.next, block: Vec::with_capacity(BLOCK), keys: vec![] })
+            let keys = Vec::with_capacity(at_most.min(1 << 16));
+            Ok(Bulk { writing: Held(Some(writing)), next: self.next, block: Vec::with_capacity(BLOCK), keys })
         })
     }
 }

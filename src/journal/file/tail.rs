@@ -141,7 +141,7 @@ impl Tail {
             return Ok(());
         }
         // In one stroke: it is bounded, and the rest of it alone would cost as much.
-        salvage::each_into(&self.path, tables, usize::MAX).map(drop)
+        salvage::each_into(&self.path, tables, self.entries).map(drop)
     }
 
     /// Forgets what is in the tables by now.
@@ -178,7 +178,8 @@ impl Places {
 
     /// Of what is in the tables by now.
     pub(super) fn clear(&mut self) {
-        self.places = HashMap::new();
+        // Its room is kept: what is given back and asked for again leaves the heap in pieces.
+        self.places.clear();
     }
 
     /// The entry of this key, if it is in the tail and whole.
