@@ -179,7 +179,8 @@ impl BatchBuilder {
     /// Reads the records of earlier processes, and is ready. Each org is asked through `client` with its own key, at its own limits: those
     /// of the model family `batches`, since providers count calls about batches apart.
     ///
-    /// Without a [`Route`](super::Route) nothing says what body answers have: `let batch: BatchService = builder.open(client).await?`.
+    /// Without a [`Route`](super::Route) nothing says what body answers have: `let batch: BatchService = builder.open(client).await?`. The
+    /// body of what `client` is sent has to be said too: `client::https::<Full<Bytes>>()`.
     ///
     /// # Errors
     /// See [`BatchOpenError`].
