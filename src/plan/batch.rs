@@ -257,22 +257,23 @@ impl Batches {
         if x <= begins || wedged > 0.0 && left < 0.0 {
             return f64::INFINITY;
         }
-        let all = |count: f64, chance: f64| if count > 0.0 { -count * chance.ln() } else { 0.0 };
+        let all = |count: f64, chance: f64| if count > 0.0 && chance < 1.0 { -count * chance.ln() } else { 0.0 };
         let sound = (1.0 - wedged / self.batches).max(0.0);
         let later = self.batches - self.first;
         // The last begins for sure, and so does the one before it; those before that, evenly.
-        let mut late = all(sound, self.last.below(x - begins));
+        let mut ends = self.last.below(x - begins);
         let full = self.first - if later > 0.0 { 0.0 } else { 1.0 };
-        late += all(full * sound, self.batch.below(x));
-        if later > 1.0 && late.is_finite() {
+        let mut late = all(full * sound, self.batch.below(x));
+        if later > 1.0 && ends > 0.0 {
             let scale = begins / self.begins.max(1e-9);
             let (from, until) = (self.first_end * scale, self.full_begins * scale);
             let (longer, going) = self.batch.going_on(x - until);
-            late += all(sound, 1.0 - longer);
+            ends *= 1.0 - longer;
             if later > 2.0 && until > from {
                 late += (later - 2.0) * sound / (until - from) * (self.batch.going_on(x - from).1 - going);
             }
         }
+        late += all(sound, ends);
         if wedged > 0.0 {
             let at_once = self.first / self.batches;
             let then = if begins > 0.0 { (left / begins).clamp(0.0, 1.0) } else { 1.0 };

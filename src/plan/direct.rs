@@ -175,9 +175,8 @@ impl Pool {
     fn opened(&self, openings: Vec<f64>) -> Curves<'_> {
         let each = self.members.iter().zip(&openings);
         let curves: Vec<_> = each.map(|(member, opened)| member.admitted(*opened)).collect();
-        let far = self.members.iter().map(|member| member.latency.far()).collect();
         let corners = corners(&curves);
-        Curves { pool: self, openings, curves, corners, far }
+        Curves { pool: self, openings, curves, corners }
     }
 
     fn twice(&self, lever: Lever) -> Pool {
@@ -210,8 +209,6 @@ pub(crate) struct Curves<'a> {
     curves: Vec<Vec<Piece>>,
     /// All orgs' together: when, the jump then, and by how much the rate changes.
     corners: Vec<(f64, f64, f64)>,
-    /// A time that hardly a call of each org takes.
-    far: Vec<f64>,
 }
 
 /// So many calls sent over these curves.
@@ -283,13 +280,10 @@ impl Run<'_> {
     /// is, is Poisson's.
     fn late(&self, x: f64) -> f64 {
         let mut late = 0.0;
-        let Curves { pool, curves, far, .. } = self.curves;
-        for ((member, curve), far) in pool.members.iter().zip(curves).zip(far) {
+        let Curves { pool, curves, .. } = self.curves;
+        for (member, curve) in pool.members.iter().zip(curves) {
             // What began then: the chance that it goes on, and what of a flow that began then does.
-            let since = |at: f64| {
-                let since = x - at * self.stretch;
-                if since > *far { (0.0, member.latency.mean()) } else { member.latency.going_on(since) }
-            };
+            let since = |at: f64| member.latency.going_on(x - at * self.stretch);
             let mut begun = since(0.0);
             for (nth, piece) in curve.iter().enumerate().take_while(|(_, piece)| piece.from <= self.sent) {
                 let until = curve.get(nth + 1).map_or(f64::INFINITY, |next| next.from).min(self.sent);
@@ -314,7 +308,7 @@ impl Run<'_> {
 
     /// When everything but the latest calls is done, by which they are late: with this chance.
     fn ends(&self, part: f64) -> f64 {
-        let most = self.curves.far.iter().copied().fold(0.0, f64::max);
+        let most = self.curves.pool.members.iter().map(|member| member.latency.far()).fold(0.0, f64::max);
         let (from, enough) = (self.sent * self.stretch, (-part.ln()).ln());
         // Its logarithm falls about evenly with that of the time.
         let early = |ln: f64| enough - self.late(from + ln.exp()).max(0.0).ln();

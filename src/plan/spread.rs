@@ -43,6 +43,10 @@ impl Part {
         let (mu, sigma) = (median.max(1e-9).ln(), sigma.max(1e-4));
         Part { weight, mu, sigma, mean: (mu + sigma * sigma / 2.0).exp() }
     }
+
+    fn far(&self) -> f64 {
+        (self.mu + 6.0 * self.sigma).exp()
+    }
 }
 
 /// How long something takes.
@@ -51,11 +55,14 @@ pub(crate) struct Spread {
     main: Part,
     /// The few that take much longer.
     tail: Option<Part>,
+    /// What all but one in a billion keep: beyond it nothing is reckoned.
+    far: f64,
 }
 
 impl Spread {
     pub(crate) fn lognormal(median: f64, sigma: f64) -> Self {
-        Spread { main: Part::new(1.0, median, sigma), tail: None }
+        let main = Part::new(1.0, median, sigma);
+        Spread { main, tail: None, far: main.far() }
     }
 
     /// The lognormal of this mean and standard deviation.
@@ -69,7 +76,9 @@ impl Spread {
     pub(crate) fn with_tail(mut self, share: f64, median: f64) -> Self {
         if share > 0.0 {
             self.main.weight = 1.0 - share;
-            self.tail = Some(Part::new(share, median, self.main.sigma));
+            let tail = Part::new(share, median, self.main.sigma);
+            self.tail = Some(tail);
+            self.far = self.far.max(tail.far());
         }
         self
     }
@@ -97,6 +106,9 @@ impl Spread {
         if x <= 0.0 {
             return 0.0;
         }
+        if x > self.far {
+            return 1.0;
+        }
         let ln = x.ln();
         self.sum(|part| normal((ln - part.mu) / part.sigma))
     }
@@ -106,6 +118,9 @@ impl Spread {
     pub(crate) fn going_on(&self, x: f64) -> (f64, f64) {
         if x <= 0.0 {
             return (1.0, x);
+        }
+        if x > self.far {
+            return (0.0, self.mean());
         }
         let ln = x.ln();
         let of = |part: &Part| {
@@ -129,8 +144,7 @@ impl Spread {
 
     /// A time that all but one in a billion keep.
     pub(crate) fn far(&self) -> f64 {
-        let of = |part: &Part| (part.mu + 6.0 * part.sigma).exp();
-        self.tail.as_ref().map_or(0.0, of).max(of(&self.main))
+        self.far
     }
 
     /// The mean and the standard deviation of its logarithm, the tail left out.
