@@ -370,6 +370,91 @@ async fn results_that_cannot_be_had_are_not_paid_for_again_and_are_read_once_the
     assert_eq!(provider.created(), 1);
 }
 
+const RESULTS: (Method, &str) = (Method::GET, "results");
+
+/// What is no file of results, though it is a success: a gateway's page, nothing, a report of an error, a piece that ends with its line.
+const NO_RESULTS: [(u16, &str); 5] = [
+    (200, "<html>\n<body>Please wait</body>\n</html>\n"),
+    (200, ""),
+    (204, ""),
+    (200, "{\"error\":{\"type\":\"api_error\"}}\n"),
+    (200, "{\"custom_id\":\n"),
+];
+
+#[tokio::test(start_paused = true)]
+async fn results_that_are_none_are_asked_for_again() {
+    for (status, body) in NO_RESULTS {
+        let provider = Provider::new();
+        provider.instead(2, RESULTS, status, body);
+        let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+        let mut some = rows(&service, prompts(10));
+        answers(&mut some, secs(3_600)).await;
+        assert_eq!((provider.created(), provider.calls_of(&Method::GET, "results")), (1, 3), "{status} {body}");
+    }
+    let provider = Provider::new();
+    provider.plan([Plan { cut: 2, ..Plan::default() }]);
+    let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+    let mut some = rows(&service, prompts(10));
+    answers(&mut some, secs(3_600)).await;
+    assert_eq!((provider.created(), provider.calls_of(&Method::GET, "results")), (1, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn rows_that_were_counted_and_are_not_in_the_results_are_not_paid_for_again() {
+    let none = |times, (status, body)| {
+        let provider = Provider::new();
+        provider.instead(times, RESULTS, status, body);
+        (provider, 10)
+    };
+    let planned = |plan: Plan, unread| {
+        let provider = Provider::new();
+        provider.plan([plan]);
+        (provider, unread)
+    };
+    let mut cases: Vec<_> = NO_RESULTS.map(|answer| none(6, answer)).into();
+    cases.push(planned(Plan { cut: 6, ..Plan::default() }, 7));
+    cases.push(planned(Plan { archived: true, ..Plan::default() }, 10));
+    for (case, (provider, unread)) in cases.into_iter().enumerate() {
+        let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+        let mut some = rows(&service, prompts(10));
+        let ends: Vec<_> =
+            run(&mut some, secs(3_600)).await.into_iter().map(|end| end.expect("it has ended")).collect();
+        let errors: Vec<_> = ends.into_iter().filter_map(Result::err).collect();
+        assert_eq!(errors.len(), unread, "case {case}");
+        for error in errors {
+            assert!(matches!(error.failure(), BatchFailure::Unread { .. }), "case {case}: {error}");
+            assert!(!error.failure().goes_direct() && error.request().is_some());
+        }
+        provider.state().unarchive();
+        for prompt in prompts(10).into_iter().skip(10 - unread) {
+            let answer = service.clone().oneshot(ask(&prompt)).await.unwrap();
+            assert_eq!(said_by(&answer), format!("answer to {prompt}"));
+        }
+        assert_eq!(provider.created(), 1, "case {case}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_batch_is_refuted_by_anothers_rows_alone() {
+    for (status, body) in NO_RESULTS {
+        for times in [2, 6] {
+            let provider = Provider::new();
+            provider.plan([Plan { lost: true, ..Plan::default() }]);
+            provider.instead(times, RESULTS, status, body);
+            let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+            let mut some = rows(&service, prompts(10));
+            if times == 6 {
+                for error in errors(&mut some, secs(3_600)).await {
+                    assert!(matches!(error.failure(), BatchFailure::Unlisted { .. }), "{error}");
+                }
+                some = prompts(10).iter().map(|prompt| task::spawn(service.clone().call(ask(prompt)))).collect();
+            }
+            answers(&mut some, secs(3_600)).await;
+            assert_eq!(provider.created(), 1, "{status} {body}");
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lost_batch_whose_results_cannot_be_had_is_not_submitted_again() {
     let provider = Provider::new();

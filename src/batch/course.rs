@@ -122,6 +122,26 @@ struct Tally {
     unclaimed: HashSet<Key>,
     strangers: u64,
     unreadable: u64,
+    /// Why rows that the results do not name may be done all the same.
+    lack: Option<Arc<str>>,
+}
+
+impl Tally {
+    /// Why there must be more in the results of a batch of so many rows than was read of them, if so.
+    fn lack_of(&self, remote: &Remote, ending: Ending, rows: usize) -> Option<String> {
+        let (ends, read) = (self.ends.len(), self.counts.succeeded);
+        if ends >= rows {
+            return None;
+        }
+        match remote.counts.filter(|counts| counts.total() > 0).map(|counts| counts.succeeded) {
+            _ if self.unreadable > 0 => Some(format!("{} lines of its results cannot be read", self.unreadable)),
+            Some(succeeded) if succeeded > read => {
+                Some(format!("{succeeded} rows succeeded, and its results have {read}"))
+            }
+            None if ending == Ending::Completed => Some(format!("its results have {ends} rows, not {rows}")),
+            _ => None,
+        }
+    }
 }
 
 impl Course {
@@ -508,28 +528,45 @@ impl Course {
         Ok(candidates)
     }
 
-    /// Whether a row of ours is in its results.
+    /// Whether a row of ours is in its results. That none is has to be read: it is not known of a page of a gateway, or of nothing.
     async fn holds_ours(&mut self, remote: &Remote) -> Result<bool, Found> {
         let api = self.shared.api.clone();
         let keys: HashSet<Key> = self.record.keys.iter().copied().collect();
-        let mut found = false;
-        for request in api.results(remote) {
-            let mut look = |line: &[u8]| {
-                let row = api.result(line).ok().flatten();
-                found |= row.and_then(|row| record::key_of(&row.custom_id)).is_some_and(|key| keys.contains(&key));
-                if found { ControlFlow::Break(()) } else { ControlFlow::Continue(true) }
-            };
-            match self.lines_of(&request, &mut look).await {
-                Ok(()) => {}
-                Err(Over::Out(class)) => return Err(Found::Out(class)),
-                Err(Over::Unread(said)) => return Err(Found::Unlisted(said)),
-                Err(_) => return Err(Found::Closing),
+        for fetched in 1..=FETCHES {
+            let (mut found, mut strangers, mut unreadable) = (false, false, false);
+            for request in api.results(remote) {
+                let mut look = |line: &[u8]| {
+                    match api.result(line) {
+                        Ok(Some(row)) if record::key_of(&row.custom_id).is_some_and(|key| keys.contains(&key)) => {
+                            found = true;
+                            return ControlFlow::Break(());
+                        }
+                        Ok(Some(_)) => strangers = true,
+                        Ok(None) => {}
+                        Err(_) => unreadable = true,
+                    }
+                    ControlFlow::Continue(true)
+                };
+                match self.lines_of(&request, &mut look).await {
+                    Ok(()) => {}
+                    Err(Over::Out(class)) => return Err(Found::Out(class)),
+                    Err(Over::Unread(said)) => return Err(Found::Unlisted(said)),
+                    Err(_) => return Err(Found::Closing),
+                }
+                if found {
+                    return Ok(true);
+                }
             }
-            if found {
-                break;
+            if strangers && !unreadable {
+                return Ok(false);
+            }
+            if fetched < FETCHES
+                && self.pause(fetched, None, "the results of what may be it do not say whose they are").await
+            {
+                return Err(Found::Closing);
             }
         }
-        Ok(found)
+        Err(Found::Unlisted(format!("the results of batch {} do not say whose they are", remote.id)))
     }
 
     // The watch.
@@ -730,13 +767,9 @@ impl Course {
             Phase::CancelIntent(why) | Phase::Cancelled(why) => Some(why),
             _ => None,
         };
+        let mut remote = remote.clone();
         loop {
-            let mut tally = Tally::default();
-            for request in shared.api.results(remote) {
-                let this = &*self;
-                let mut read = |line: &[u8]| ControlFlow::Continue(this.row(line, &keys, &mut tally));
-                self.lines_of(&request, &mut read).await?;
-            }
+            let mut tally = self.read(&mut remote, ending, &keys).await?;
             self.redrive(&mut tally, ending, why).await;
             if tally.strangers > 0 || tally.unreadable > 0 {
                 let (strangers, unreadable) = (tally.strangers, tally.unreadable);
@@ -760,6 +793,39 @@ impl Course {
                 return Ok(());
             }
             // Somebody has come for a row that was read before.
+        }
+    }
+
+    /// Reads the results. Where these lack what the batch itself has counted, a page of a gateway was read, or half a file.
+    async fn read(&self, remote: &mut Remote, ending: Ending, keys: &HashSet<Key>) -> Result<Tally, Over> {
+        let api = self.shared.api.clone();
+        let (mut tally, mut fetched) = (Tally::default(), 0);
+        loop {
+            (tally.strangers, tally.unreadable) = (0, 0);
+            for request in api.results(remote) {
+                let mut read = |line: &[u8]| ControlFlow::Continue(self.row(line, keys, &mut tally));
+                self.lines_of(&request, &mut read).await?;
+            }
+            let Some(lack) = tally.lack_of(remote, ending, keys.len()) else { return Ok(tally) };
+            fetched += 1;
+            if fetched >= FETCHES {
+                tracing::warn!(batch = %self.name(), lack, "a batch has ended, and not all of its results can be had");
+                tally.lack = Some(lack.into());
+                return Ok(tally);
+            }
+            if self.pause(fetched, None, &lack).await {
+                return Err(Over::Closing);
+            }
+            match self.call(&api.retrieve(&remote.id), false).await {
+                Called::Answer(answer) => {
+                    let now = api.retrieved(&answer).ok();
+                    if let Some(now) = now.filter(|now| matches!(now.state, RemoteState::Ended(_))) {
+                        *remote = now;
+                    }
+                }
+                Called::Out(class) => return Err(Over::Out(class)),
+                Called::Unknown | Called::Closing => return Err(Over::Closing),
+            }
         }
     }
 
@@ -823,6 +889,13 @@ impl Course {
                 Some(Some(end)) => Some(end.clone()),
                 None => None,
             };
+            if let (None, Some(said)) = (&end, &tally.lack) {
+                let body = self.body(place).await;
+                let failure = BatchFailure::Unread { batch: self.remaining(), said: said.clone() };
+                self.end(key, End::Back(failure, body));
+                tally.unclaimed.insert(key);
+                continue;
+            }
             if end.is_none() {
                 let end = match ending {
                     Ending::Completed => RowEnd::Missing(String::new()),

@@ -36,6 +36,10 @@ pub(crate) struct Plan {
     pub(crate) reversed: bool,
     /// Its results break off in the middle, once.
     pub(crate) torn: bool,
+    /// So many times its results have three lines only.
+    pub(crate) cut: usize,
+    /// It is done, and its results are not to be had any more.
+    pub(crate) archived: bool,
 }
 
 #[derive(Debug)]
@@ -56,6 +60,8 @@ pub(crate) struct State {
     plans: VecDeque<Plan>,
     /// What is answered before anything else: by method and end of the path.
     faults: VecDeque<(Method, &'static str, u16)>,
+    /// What is answered instead of what would be: by method and end of the path.
+    instead: VecDeque<(Method, &'static str, u16, &'static str)>,
     pub(crate) calls: Vec<(String, Method, String)>,
     pub(crate) dead: BTreeMap<String, u16>,
     /// A batch with a row of which this is said is refused.
@@ -89,6 +95,17 @@ impl Provider {
     pub(crate) fn fault(&self, method: Method, path: &'static str, status: u16) -> &Self {
         self.state().faults.push_back((method, path, status));
         self
+    }
+
+    /// So many calls of this method to a path with this end are done, and answered with this all the same.
+    pub(crate) fn instead(
+        &self,
+        times: usize,
+        (method, path): (Method, &'static str),
+        status: u16,
+        body: &'static str,
+    ) {
+        self.state().instead.extend((0..times).map(|_| (method.clone(), path, status, body)));
     }
 
     /// Each call takes so long.
@@ -201,7 +218,7 @@ impl Batch {
         json!({
             "id": self.id, "type": "message_batch", "processing_status": status, "request_counts": counts,
             "created_at": date(self.created), "expires_at": date(self.created + Duration::from_secs(24 * 3600)),
-            "ended_at": null, "archived_at": null, "cancel_initiated_at": null,
+            "ended_at": null, "archived_at": if self.plan.archived { json!(date(self.created)) } else { Value::Null }, "cancel_initiated_at": null,
             "results_url": if status == "ended" { json!("https://elsewhere.example/results") } else { Value::Null },
         })
     }
@@ -220,6 +237,10 @@ impl Batch {
             .collect();
         if self.plan.reversed {
             lines.reverse();
+        }
+        if self.plan.cut > 0 {
+            self.plan.cut -= 1;
+            lines.truncate(3);
         }
         let all = lines.concat();
         if self.plan.torn && !self.torn {
@@ -260,7 +281,20 @@ fn refusal(status: u16, kind: &str) -> Option<Response<Full<Bytes>>> {
 }
 
 impl State {
+    pub(crate) fn unarchive(&mut self) {
+        self.batches.iter_mut().for_each(|batch| batch.plan.archived = false);
+    }
+
     fn answer(&mut self, request: Request<Bytes>) -> Option<Response<Full<Bytes>>> {
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let said = self.done(request);
+        let is_it = |(of, end, ..): &(Method, &str, u16, &str)| *of == method && path.ends_with(end);
+        let Some(at) = self.instead.iter().position(is_it) else { return said };
+        let (.., status, body) = self.instead.remove(at).unwrap();
+        Some(Response::builder().status(status).body(Full::new(Bytes::from(body))).unwrap())
+    }
+
+    fn done(&mut self, request: Request<Bytes>) -> Option<Response<Full<Bytes>>> {
         let start = self.start.unwrap();
         let key = request.headers()["x-api-key"].to_str().unwrap().to_owned();
         let path = request.uri().path().to_owned();
