@@ -11,8 +11,8 @@ use std::{
     convert::Infallible,
     pin::Pin,
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     task::{Context, Poll},
     time::Duration,
@@ -743,21 +743,25 @@ async fn an_answer_that_nobody_took_is_read_again_for_who_asks_again() {
     assert_eq!((provider.created(), provider.calls_of(&Method::GET, "results")), (1, 2));
 }
 
-/// Records of which each takes three seconds.
+/// Records of which each takes three seconds, as a body does.
 #[derive(Clone)]
 struct Slow(MemoryBatches);
 
 impl BatchStore for Slow {
     type Load = <MemoryBatches as BatchStore>::Load;
-    type Row = <MemoryBatches as BatchStore>::Row;
-    type Write = std::pin::Pin<Box<dyn std::future::Future<Output = Result<(), BoxError>> + Send>>;
+    type Row = Pin<Box<dyn std::future::Future<Output = Result<Option<Bytes>, BoxError>> + Send>>;
+    type Write = Pin<Box<dyn std::future::Future<Output = Result<(), BoxError>> + Send>>;
 
     fn load(&self) -> Self::Load {
         self.0.load()
     }
 
     fn row(&self, token: Token, place: u32) -> Self::Row {
-        self.0.row(token, place)
+        let row = self.0.row(token, place);
+        Box::pin(async {
+            tokio::time::sleep(secs(3)).await;
+            row.await
+        })
     }
 
     fn write(&self, change: BatchChange) -> Self::Write {
@@ -766,6 +770,104 @@ impl BatchStore for Slow {
             tokio::time::sleep(secs(3)).await;
             written.await
         })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_handed_back_and_asks_again_at_once_finds_the_same_batch() {
+    let provider = Provider::new();
+    for _ in 0..6 {
+        provider.fault(Method::GET, "results", 404);
+    }
+    let service = service(&provider, &["a"], &Slow(MemoryBatches::new())).await;
+    let mut some = rows(&service, prompts(3));
+    let [error] = errors(&mut some[..1], secs(3_600)).await.try_into().unwrap();
+    assert!(matches!(error.failure(), BatchFailure::Unread { .. }), "{error}");
+    // The others have yet to be handed back.
+    some[0] = task::spawn(service.clone().call(ask("row 0")));
+    errors(&mut some, secs(3_600)).await;
+    assert_eq!(provider.created(), 1);
+    let mut again = prompts(3).iter().map(|prompt| task::spawn(service.clone().call(ask(prompt)))).collect::<Vec<_>>();
+    answers(&mut again, secs(3_600)).await;
+    assert_eq!(provider.created(), 1);
+}
+
+/// Records that cannot always be read.
+#[derive(Clone, Default)]
+struct Broken(MemoryBatches, Arc<AtomicBool>);
+
+impl BatchStore for Broken {
+    type Load = std::future::Ready<Result<Vec<(Token, Bytes)>, BoxError>>;
+    type Row = <MemoryBatches as BatchStore>::Row;
+    type Write = <MemoryBatches as BatchStore>::Write;
+
+    fn load(&self) -> Self::Load {
+        match self.1.load(SeqCst) {
+            true => std::future::ready(Err("no".into())),
+            false => self.0.load(),
+        }
+    }
+
+    fn row(&self, token: Token, place: u32) -> Self::Row {
+        self.0.row(token, place)
+    }
+
+    fn write(&self, change: BatchChange) -> Self::Write {
+        self.0.write(change)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_cannot_be_read_just_now_is_not_one_that_is_gone() {
+    let provider = Provider::new();
+    let store = Broken::default();
+    let service = service(&provider, &["a"], &store).await;
+    let mut some = rows(&service, prompts(2));
+    run(&mut some[..1], secs(600)).await;
+    drop(some);
+    store.1.store(true, SeqCst);
+    for _ in 0..2 {
+        let mut again = [task::spawn(service.clone().call(ask("row 1")))];
+        let [error] = errors(&mut again, secs(600)).await.try_into().unwrap();
+        assert!(matches!(error.failure(), BatchFailure::Store(_)), "{error}");
+    }
+    store.1.store(false, SeqCst);
+    answers(&mut [task::spawn(service.clone().call(ask("row 1")))], secs(600)).await;
+    assert_eq!(provider.created(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_panic_the_batch_stands_and_answers_who_asks_again() {
+    for created in [true, false] {
+        let provider = Provider::new();
+        let api = Narrow::new(0, 1_000);
+        api.panics(if created { "retrieved" } else { "created" });
+        let service = builder(&provider, &["a"], &MemoryBatches::new()).chunk_rows(10).api(api.clone());
+        let service: BatchService = service.open(provider.service()).await.unwrap();
+        let mut some =
+            [task::spawn(service.clone().call(ask("row 0"))), task::spawn(service.clone().call(ask("row 1")))];
+        let mut ends = [None, None];
+        for _ in 0..1_000 {
+            for (row, end) in some.iter_mut().zip(&mut ends) {
+                if end.is_none() {
+                    let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| row.poll()));
+                    if let Ok(Poll::Ready(of)) = polled {
+                        *end = Some(of.expect_err("it is not answered"));
+                    }
+                }
+            }
+            if ends.iter().all(Option::is_some) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        drop(some);
+        for error in ends.into_iter().flatten() {
+            assert!(matches!(error.failure(), BatchFailure::Broken(_)), "{error}");
+        }
+        let mut again = [0, 1].map(|row| task::spawn(service.clone().call(ask(&format!("row {row}")))));
+        answers(&mut again, secs(3_600)).await;
+        assert_eq!(provider.created(), 1, "created: {created}");
     }
 }
 
@@ -946,13 +1048,24 @@ async fn settings_out_of_range_are_refused_by_name() {
 /// Anthropic, where the first batches fail, since the org's queue is full, and rows are small.
 #[derive(Clone, Debug)]
 struct Narrow {
-    crowded: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+    crowded: Arc<AtomicUsize>,
     most: usize,
+    /// What panics, once.
+    panics: Arc<Mutex<Option<&'static str>>>,
 }
 
 impl Narrow {
     fn new(crowded: usize, most: usize) -> Self {
-        Narrow { crowded: std::sync::Arc::new(crowded.into()), most }
+        Narrow { crowded: Arc::new(crowded.into()), most, panics: Arc::default() }
+    }
+
+    fn panics(&self, name: &'static str) {
+        *self.panics.lock().unwrap() = Some(name);
+    }
+
+    fn is_in(&self, name: &str) {
+        let panics = self.panics.lock().unwrap().take_if(|panics| *panics == name);
+        assert!(panics.is_none(), "as told");
     }
 }
 
@@ -969,7 +1082,6 @@ impl BatchApi for Narrow {
         uploaded(answer: &Response<Bytes>) -> Result<String, ApiError>;
         create(group: &Group, token: &str, file: Option<&str>, rows: &[Bytes]) -> Request<Bytes>;
         retrieve(id: &str) -> Request<Bytes>;
-        retrieved(answer: &Response<Bytes>) -> Result<Remote, ApiError>;
         cancel(id: &str) -> Request<Bytes>;
         list(after: Option<&str>) -> Request<Bytes>;
         listed(answer: &Response<Bytes>) -> Result<Page, ApiError>;
@@ -983,9 +1095,14 @@ impl BatchApi for Narrow {
         if bytes > most { Err(RowError::TooLarge { bytes, most }) } else { Anthropic.row(custom_id, request) }
     }
 
+    fn retrieved(&self, answer: &Response<Bytes>) -> Result<Remote, ApiError> {
+        self.is_in("retrieved");
+        Anthropic.retrieved(answer)
+    }
+
     fn created(&self, answer: &Response<Bytes>) -> Result<Remote, ApiError> {
+        self.is_in("created");
         let mut remote = Anthropic.created(answer)?;
-        use std::sync::atomic::Ordering::SeqCst;
         if self.crowded.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok() {
             let reason = "token_limit_exceeded".to_owned();
             remote.state = RemoteState::Failed { reason, queue_full: true, rows: vec![] };

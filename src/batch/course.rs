@@ -181,26 +181,27 @@ impl Course {
         let record = match record {
             Some(record) => Some(record),
             // Most are in memory.
-            None => {
-                let all = shared.store.load().await.unwrap_or_default();
-                all.into_iter().find(|(of, _)| *of == token).and_then(|(_, record)| Record::read(&record))
-            }
+            None => match shared.store.load().await {
+                Ok(all) => all.into_iter().find(|(of, _)| *of == token).and_then(|(_, record)| Record::read(&record)),
+                Err(error) => {
+                    tracing::warn!(%token, %error, "the record of a batch cannot be read");
+                    shared.hand_back_all(token, &BatchFailure::Store(error), false);
+                    shared.gone(token, None, false);
+                    return;
+                }
+            },
         };
         let Some(record) = record else {
             tracing::error!(%token, "the record of a batch is gone");
-            shared.end_all(token, &BatchFailure::Broken(None));
-            shared.gone(token, false);
+            shared.hand_back_all(token, &BatchFailure::Broken(None), true);
+            shared.gone(token, None, false);
             return;
         };
         let Some(org) = shared.line_of(&record.org) else {
             let batch = RemoteBatch { org: record.org.as_str().into(), id: record.id.as_deref().unwrap_or("?").into() };
             tracing::warn!(%batch, "a row is in a batch of an org that is not in the pool");
-            let failure = BatchFailure::OrgOut { batch, class: Class::NoOrg };
-            shared.end_all(token, &failure);
-            while !shared.finish(&record, &record.keys) {
-                shared.end_all(token, &failure);
-            }
-            shared.gone(token, false);
+            shared.hand_back_record(&record, &BatchFailure::OrgOut { batch, class: Class::NoOrg });
+            shared.gone(token, Some(&record.keys), false);
             return;
         };
         let age = (shared.wall)().duration_since(record.since).unwrap_or_default();
@@ -892,7 +893,7 @@ impl Course {
             if let (None, Some(said)) = (&end, &tally.lack) {
                 let body = self.body(place).await;
                 let failure = BatchFailure::Unread { batch: self.remaining(), said: said.clone() };
-                self.end(key, End::Back(failure, body));
+                self.shared.hand_back(self.record.token, key, failure, body);
                 tally.unclaimed.insert(key);
                 continue;
             }
@@ -967,7 +968,7 @@ impl Course {
                 let key = self.record.keys[place];
                 if self.shared.lock().waits(self.record.token, key).is_some() {
                     let body = self.body(place).await;
-                    self.end(key, End::Back(failure.clone(), body));
+                    self.shared.hand_back(self.record.token, key, failure.clone(), body);
                 }
             }
             let keys = self.record.keys.clone();
@@ -1245,8 +1246,8 @@ impl Drop for Course {
     fn drop(&mut self) {
         if !self.over {
             let batch = self.record.id.is_some().then(|| self.remaining());
-            self.shared.end_all(self.record.token, &BatchFailure::Broken(batch));
+            self.shared.hand_back_record(&self.record, &BatchFailure::Broken(batch));
         }
-        self.shared.gone(self.record.token, !self.met_a_full_queue);
+        self.shared.gone(self.record.token, Some(&self.record.keys), !self.met_a_full_queue);
     }
 }
