@@ -91,6 +91,11 @@ fn rows(service: &BatchService, prompts: impl IntoIterator<Item = impl AsRef<str
     prompts.iter().map(AsRef::as_ref).map(call).collect()
 }
 
+/// The same, none of them polled yet: what is known is told at once.
+fn again(service: &BatchService, prompts: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<Spawned> {
+    prompts.into_iter().map(|prompt| task::spawn(service.clone().call(ask(prompt.as_ref())))).collect()
+}
+
 fn prompts(count: usize) -> Vec<String> {
     (0..count).map(|row| format!("row {row}")).collect()
 }
@@ -234,6 +239,91 @@ async fn a_batch_whose_reply_was_lost_is_found_and_not_submitted_again() {
         answers(&mut rows, secs(3_600)).await;
         assert_eq!(provider.created(), 1);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_failure_that_may_have_come_late_a_batch_is_looked_for() {
+    for status in [500, 502, 503, 504] {
+        let provider = Provider::new();
+        provider.instead(1, (Method::POST, "batches"), status, "");
+        let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+        let mut rows = rows(&service, prompts(10));
+        answers(&mut rows, secs(3_600)).await;
+        assert_eq!((provider.created(), provider.calls_of(&Method::POST, "batches")), (1, 1), "{status}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_batch_is_found_whatever_the_providers_clock_says_and_however_it_lists() {
+    type Change = fn(&mut provider::State);
+    let cases: [(&str, Change); 5] = [
+        ("its clock is half an hour behind", |state| state.skew = -1_800),
+        ("its clock is half an hour ahead", |state| state.skew = 1_800),
+        ("old ones come first", |state| state.lists_oldest_first = true),
+        ("its rows are not counted at first", |state| state.counts_late = true),
+        ("pages are short", |state| state.page = 1),
+    ];
+    for (case, change) in cases {
+        let provider = Provider::new();
+        // Some that are old, and of another size.
+        let old = service(&provider, &["a"], &MemoryBatches::new()).await;
+        for row in 0..3 {
+            let mut some = rows(&old, [format!("old {row}")]);
+            old.handle().flush();
+            answers(&mut some, secs(600)).await;
+        }
+        tokio::time::sleep(secs(12 * 3_600)).await;
+        change(&mut provider.state());
+        provider.plan([Plan { lost: true, takes: Some(secs(300)), ..Plan::default() }]);
+        let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+        let mut some = rows(&service, prompts(10));
+        answers(&mut some, secs(3_600)).await;
+        assert_eq!(provider.created(), 4, "{case}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_not_all_batches_can_be_listed_a_lost_one_is_not_submitted_again() {
+    for stuck in [false, true] {
+        let provider = Provider::new();
+        let other = service(&provider, &["a"], &MemoryBatches::new()).await;
+        for row in 0..60 {
+            let mut some = rows(&other, [format!("other {row}")]);
+            other.handle().flush();
+            answers(&mut some, secs(600)).await;
+        }
+        let created = provider.created();
+        {
+            let mut state = provider.state();
+            // The lost one is on the last page, or no page leads to the next.
+            (state.page, state.lists_oldest_first, state.lists_same_page) = (1, true, stuck);
+        }
+        provider.plan([Plan { lost: true, ..Plan::default() }]);
+        let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+        let mut some = again(&service, prompts(10));
+        for error in errors(&mut some, secs(3_600)).await {
+            assert!(matches!(error.failure(), BatchFailure::Unlisted { .. }), "{error}");
+        }
+        assert_eq!(provider.created(), created + 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_anybody_submits_hours_later_is_not_waited_for() {
+    let provider = Provider::new();
+    provider.plan([Plan { swallowed: true, ..Plan::default() }]);
+    let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+    let mut some = rows(&service, prompts(10));
+    run(&mut some, secs(1)).await;
+    // By its own clock.
+    provider.state().skew = 2 * 3_600;
+    provider.plan([Plan { takes: Some(secs(9_000)), ..Plan::default() }]);
+    let other = self::service(&provider, &["a"], &MemoryBatches::new()).await;
+    let mut others = rows(&other, (0..10).map(|row| format!("other {row}")));
+    run(&mut others, secs(5)).await;
+    provider.state().skew = 0;
+    answers(&mut some, secs(600)).await;
+    assert_eq!(provider.created(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -447,7 +537,7 @@ async fn a_lost_batch_is_refuted_by_anothers_rows_alone() {
                 for error in errors(&mut some, secs(3_600)).await {
                     assert!(matches!(error.failure(), BatchFailure::Unlisted { .. }), "{error}");
                 }
-                some = prompts(10).iter().map(|prompt| task::spawn(service.clone().call(ask(prompt)))).collect();
+                some = again(&service, prompts(10));
             }
             answers(&mut some, secs(3_600)).await;
             assert_eq!(provider.created(), 1, "{status} {body}");
@@ -583,6 +673,34 @@ async fn without_a_direct_path_the_rows_of_a_stuck_batch_are_handed_back() {
     let [error] = errors(&mut rows, secs(1_200)).await.try_into().unwrap();
     assert!(matches!(error.failure(), BatchFailure::Stuck(batch) if &*batch.id == "msgbatch_1"));
     assert!(error.failure().goes_direct() && error.request().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancel_that_did_not_happen_is_made_again() {
+    // Refused though it runs, never answered, answered by a page: what it was is seen at the next poll.
+    for answer in [(404, ""), (200, "<html>"), (500, "")] {
+        let provider = Provider::new();
+        provider.plan([Plan { stuck: true, ..Plan::default() }]);
+        provider.state().uncancelled = vec![answer; 2];
+        let service = builder(&provider, &["a"], &MemoryBatches::new()).stuck_after(Some(secs(600)));
+        let service: BatchService = service.open(provider.service()).await.unwrap();
+        let mut some = rows(&service, ["row 1"]);
+        let [error] = errors(&mut some, secs(1_800)).await.try_into().unwrap();
+        assert!(matches!(error.failure(), BatchFailure::Stuck(_)), "{error}");
+        assert_eq!(provider.calls_of(&Method::POST, "cancel"), 3);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_an_exit_a_batch_is_told_as_cancelled_only_if_it_is() {
+    let provider = Provider::new();
+    provider.state().uncancelled = vec![(500, ""); 40];
+    let open = builder(&provider, &["a"], &MemoryBatches::new()).cancel_on_exit(true);
+    let service: BatchService = open.open(provider.service()).await.unwrap();
+    let mut some = rows(&service, prompts(3));
+    run(&mut some, secs(10)).await;
+    let told = service.handle().shutdown().await;
+    assert_eq!((told.cancelled.len(), told.left.len()), (0, 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -787,8 +905,7 @@ async fn who_is_handed_back_and_asks_again_at_once_finds_the_same_batch() {
     some[0] = task::spawn(service.clone().call(ask("row 0")));
     errors(&mut some, secs(3_600)).await;
     assert_eq!(provider.created(), 1);
-    let mut again = prompts(3).iter().map(|prompt| task::spawn(service.clone().call(ask(prompt)))).collect::<Vec<_>>();
-    answers(&mut again, secs(3_600)).await;
+    answers(&mut again(&service, prompts(3)), secs(3_600)).await;
     assert_eq!(provider.created(), 1);
 }
 
@@ -827,12 +944,11 @@ async fn a_record_that_cannot_be_read_just_now_is_not_one_that_is_gone() {
     drop(some);
     store.1.store(true, SeqCst);
     for _ in 0..2 {
-        let mut again = [task::spawn(service.clone().call(ask("row 1")))];
-        let [error] = errors(&mut again, secs(600)).await.try_into().unwrap();
+        let [error] = errors(&mut again(&service, ["row 1"]), secs(600)).await.try_into().unwrap();
         assert!(matches!(error.failure(), BatchFailure::Store(_)), "{error}");
     }
     store.1.store(false, SeqCst);
-    answers(&mut [task::spawn(service.clone().call(ask("row 1")))], secs(600)).await;
+    answers(&mut again(&service, ["row 1"]), secs(600)).await;
     assert_eq!(provider.created(), 1);
 }
 
@@ -844,8 +960,7 @@ async fn after_a_panic_the_batch_stands_and_answers_who_asks_again() {
         api.panics(if created { "retrieved" } else { "created" });
         let service = builder(&provider, &["a"], &MemoryBatches::new()).chunk_rows(10).api(api.clone());
         let service: BatchService = service.open(provider.service()).await.unwrap();
-        let mut some =
-            [task::spawn(service.clone().call(ask("row 0"))), task::spawn(service.clone().call(ask("row 1")))];
+        let mut some = again(&service, prompts(2));
         let mut ends = [None, None];
         for _ in 0..1_000 {
             for (row, end) in some.iter_mut().zip(&mut ends) {
@@ -865,8 +980,7 @@ async fn after_a_panic_the_batch_stands_and_answers_who_asks_again() {
         for error in ends.into_iter().flatten() {
             assert!(matches!(error.failure(), BatchFailure::Broken(_)), "{error}");
         }
-        let mut again = [0, 1].map(|row| task::spawn(service.clone().call(ask(&format!("row {row}")))));
-        answers(&mut again, secs(3_600)).await;
+        answers(&mut again(&service, prompts(2)), secs(3_600)).await;
         assert_eq!(provider.created(), 1, "created: {created}");
     }
 }

@@ -13,7 +13,7 @@ use std::{
         atomic::{AtomicU32, Ordering::Relaxed},
     },
     task::Poll,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use super::{
     ApiError, BatchChange, BatchFailure, BatchRows, Counts, Ending, Match, Remote, RemoteBatch, RemoteState, RowEnd,
     Submission, Token, answer,
+    api::SKEW,
     law::{self, jittered},
     record::{self, Phase, Record, RowHead, Why},
     state::{Chunk, Closing, End, Gathered, SPLITS, Seen, Shared, State},
@@ -41,9 +42,6 @@ const FETCHES: u32 = 6;
 
 /// So many pages of an org's batches are looked through for a lost one.
 const PAGES: usize = 50;
-
-/// By how much the provider's clock and ours may differ.
-const SKEW: Duration = Duration::from_secs(600);
 
 /// One batch.
 pub(super) struct Course {
@@ -437,8 +435,9 @@ impl Course {
 
     async fn find(&mut self) -> Found {
         let (mut refuted, mut looks, mut wait) = (HashSet::new(), 0, None);
+        let until = (self.shared.wall)();
         loop {
-            let candidates = match self.look(&refuted).await {
+            let candidates = match self.look(&refuted, until).await {
                 Ok(candidates) => candidates,
                 Err(found) => return found,
             };
@@ -476,12 +475,13 @@ impl Course {
     }
 
     /// Looks through the org's batches: those that may be it, if none is it for certain.
-    async fn look(&mut self, refuted: &HashSet<String>) -> Result<Vec<Remote>, Found> {
+    async fn look(&mut self, refuted: &HashSet<String>, until: SystemTime) -> Result<Vec<Remote>, Found> {
         let api = self.shared.api.clone();
         let oldest = self.record.since.checked_sub(SKEW);
         let (mut candidates, mut after, mut failed) = (vec![], None::<String>, 0);
-        let mut pages = 0;
-        while pages < PAGES {
+        // Where they are listed newest first no page after an old one has what is looked for.
+        let (mut pages, mut last, mut falls, mut rises) = (0, None, false, false);
+        loop {
             let answer = match self.call(&api.list(after.as_deref()), false).await {
                 Called::Answer(answer) => answer,
                 Called::Out(class) => return Err(Found::Out(class)),
@@ -501,9 +501,10 @@ impl Course {
                 }
             };
             pages += 1;
-            let mut is_past = page.batches.is_empty();
             for remote in page.batches {
-                is_past |= remote.created_at.is_some_and(|at| oldest.is_some_and(|oldest| at < oldest));
+                falls |= last.is_some() && remote.created_at < last;
+                rises |= remote.created_at.is_none() || last.is_some() && remote.created_at > last;
+                last = remote.created_at;
                 let other = |token: &Token| *token != self.record.token;
                 if refuted.contains(&remote.id) || self.shared.lock().known.get(&*remote.id).is_some_and(other) {
                     continue;
@@ -513,6 +514,7 @@ impl Course {
                     token: &token,
                     file: self.record.file.as_deref(),
                     since: self.record.since,
+                    until,
                     rows: self.record.keys.len(),
                 };
                 match api.matches(&remote, &submission) {
@@ -521,12 +523,16 @@ impl Course {
                     Match::No => {}
                 }
             }
+            let is_past = falls && !rises && last.is_some_and(|last| oldest.is_some_and(|oldest| last < oldest));
             match page.next {
-                Some(next) if !is_past && after.as_ref() != Some(&next) => after = Some(next),
-                _ => break,
+                None => return Ok(candidates),
+                Some(_) if is_past => return Ok(candidates),
+                Some(next) if pages < PAGES && after.as_ref() != Some(&next) => after = Some(next),
+                // Those that were seen may hold it.
+                Some(_) if !candidates.is_empty() => return Ok(candidates),
+                Some(_) => return Err(Found::Unlisted(format!("after {pages} pages there are more of them"))),
             }
         }
-        Ok(candidates)
     }
 
     /// Whether a row of ours is in its results. That none is has to be read: it is not known of a page of a gateway, or of nothing.
@@ -602,8 +608,13 @@ impl Course {
             }
             Over::Closing => {
                 let cancels = self.shared.lock().closing == Some(Closing::Cancelling);
-                if cancels && self.record.phase == Phase::Submitted {
-                    let _ = self.cancel(Why::Exit).await;
+                let why = match self.record.phase {
+                    Phase::Submitted => Some(Why::Exit),
+                    Phase::CancelIntent(why) => Some(why),
+                    _ => None,
+                };
+                if let Some(why) = why.filter(|_| cancels) {
+                    let _ = self.cancel(why).await;
                 }
                 {
                     let is_cancelled = matches!(self.record.phase, Phase::Cancelled(_));
@@ -691,20 +702,22 @@ impl Course {
         }
     }
 
-    /// Cancels it: never before the intent is written, and never twice.
+    /// Cancels it: never before the intent is written, and not again once the provider has said that it does.
     async fn cancel(&mut self, why: Why) -> Result<(), Over> {
-        self.record.phase = Phase::CancelIntent(why);
+        let before = std::mem::replace(&mut self.record.phase, Phase::CancelIntent(why));
         if let Err(error) = self.write(BatchRows::Keep).await {
-            self.record.phase = Phase::Submitted;
+            self.record.phase = before;
             self.trouble(&format!("it is not cancelled: {error}"));
             return Ok(());
         }
         self.shared.see(self.record.token, |seen| seen.phase = Phase::CancelIntent(why));
         tracing::warn!(batch = %self.name(), age = ?self.age(), ?why, "cancels a batch");
         let id = self.record.id.clone().unwrap_or_default();
-        // One that has ended meanwhile refuses it: how it stands is seen at the next poll.
-        if let Called::Out(class) = self.call_anyhow(&self.shared.api.cancel(&id)).await {
-            return Err(Over::Out(class));
+        match self.call_anyhow(&self.shared.api.cancel(&id)).await {
+            Called::Out(class) => return Err(Over::Out(class)),
+            Called::Answer(answer) if self.shared.api.retrieved(&answer).is_ok() => {}
+            // One that has ended meanwhile refuses it: how it stands is seen at the next poll.
+            _ => return Ok(()),
         }
         self.record.phase = Phase::Cancelled(why);
         self.written(BatchRows::Keep).await;

@@ -161,8 +161,8 @@ impl Verdict {
             return Verdict::Read;
         }
         let outcome = stamp.map_or_else(by_head, |stamp| stamp.outcome);
-        // These are said before anything is done; of any other failure of a server that is not known.
-        let undone = matches!(status.as_u16(), 429 | 503 | 529);
+        // These are said before anything is done; of any other failure that is not known: a proxy says 503 of what it has forwarded.
+        let undone = matches!(status.as_u16(), 429 | 529);
         Verdict::of_outcome(outcome, !undone)
     }
 

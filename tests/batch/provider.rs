@@ -48,6 +48,7 @@ pub(crate) struct Batch {
     pub(crate) key: String,
     pub(crate) rows: Vec<(String, Value)>,
     plan: Plan,
+    skew: i64,
     pub(crate) created: Instant,
     pub(crate) cancelled: Option<Instant>,
     pub(crate) polls: Vec<Instant>,
@@ -67,6 +68,17 @@ pub(crate) struct State {
     /// A batch with a row of which this is said is refused.
     pub(crate) poison: Option<&'static str>,
     pub(crate) cancels: usize,
+    /// By so many seconds its clock is ahead.
+    pub(crate) skew: i64,
+    pub(crate) lists_oldest_first: bool,
+    /// Whatever page is asked for.
+    pub(crate) lists_same_page: bool,
+    /// So many batches are on a page; 0 is all.
+    pub(crate) page: usize,
+    /// Until a batch has ended its rows are counted as none.
+    pub(crate) counts_late: bool,
+    /// With what calls to cancel are answered, and nothing is done.
+    pub(crate) uncancelled: Vec<(u16, &'static str)>,
     start: Option<Instant>,
     slow: Option<Duration>,
 }
@@ -194,9 +206,10 @@ impl Batch {
         }
     }
 
-    fn shown(&self, start: Instant) -> Value {
+    fn shown(&self, start: Instant, counts_late: bool) -> Value {
         let date = |at: Instant| {
-            let at = SystemTime::UNIX_EPOCH + Duration::from_secs(EPOCH) + (at - start);
+            let at =
+                SystemTime::UNIX_EPOCH + Duration::from_secs(EPOCH.saturating_add_signed(self.skew)) + (at - start);
             humantime::format_rfc3339_seconds(at).to_string()
         };
         let rows = self.rows.len();
@@ -213,6 +226,7 @@ impl Batch {
             ("ended", None) => {
                 json!({"processing": 0, "succeeded": done, "errored": 0, "canceled": 0, "expired": left})
             }
+            _ if counts_late => json!({"processing": 0, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}),
             _ => json!({"processing": rows, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}),
         };
         json!({
@@ -295,7 +309,7 @@ impl State {
     }
 
     fn done(&mut self, request: Request<Bytes>) -> Option<Response<Full<Bytes>>> {
-        let start = self.start.unwrap();
+        let (start, counts_late) = (self.start.unwrap(), self.counts_late);
         let key = request.headers()["x-api-key"].to_str().unwrap().to_owned();
         let path = request.uri().path().to_owned();
         let method = request.method().clone();
@@ -331,15 +345,33 @@ impl State {
                 let id = format!("msgbatch_{}", self.batches.len() + 1);
                 let lost = plan.lost;
                 let created = Instant::now();
-                let batch = Batch { id, key, rows, plan, created, cancelled: None, polls: vec![], torn: false };
-                let shown = batch.shown(start);
+                let batch = Batch {
+                    id,
+                    key,
+                    rows,
+                    plan,
+                    skew: self.skew,
+                    created,
+                    cancelled: None,
+                    polls: vec![],
+                    torn: false,
+                };
+                let shown = batch.shown(start, counts_late);
                 self.batches.push(batch);
                 if lost { None } else { answer(200, &shown) }
             }
             (&Method::GET, ["batches"]) => {
                 let seen = |batch: &&Batch| batch.key == key && batch.created.elapsed() >= batch.plan.hidden;
-                let data: Vec<_> = self.batches.iter().filter(seen).rev().map(|batch| batch.shown(start)).collect();
-                answer(200, &json!({"data": data, "has_more": false, "first_id": null, "last_id": null}))
+                let mut all: Vec<_> = self.batches.iter().filter(seen).collect();
+                if !self.lists_oldest_first {
+                    all.reverse();
+                }
+                let query = request.uri().query().unwrap_or_default();
+                let after = query.split_once("after_id=").filter(|_| !self.lists_same_page).map(|(_, id)| id);
+                let from = after.map_or(0, |id| all.iter().position(|batch| batch.id == id).unwrap() + 1);
+                let to = if self.page == 0 { all.len() } else { all.len().min(from + self.page) };
+                let data: Vec<_> = all[from..to].iter().map(|batch| batch.shown(start, counts_late)).collect();
+                answer(200, &json!({"data": data, "has_more": to < all.len(), "first_id": null, "last_id": null}))
             }
             (_, ["batches", id, rest @ ..]) => {
                 let found = self.batches.iter_mut().find(|batch| batch.id == *id && batch.key == key);
@@ -349,11 +381,15 @@ impl State {
                 match (&method, rest) {
                     (&Method::GET, []) => {
                         batch.polls.push(Instant::now());
-                        answer(200, &batch.shown(start))
+                        answer(200, &batch.shown(start, counts_late))
                     }
                     (&Method::GET, ["results"]) if batch.is_ended() => {
                         let response = Response::builder().header("content-type", "application/x-jsonl");
                         Some(response.body(Full::new(batch.results())).unwrap())
+                    }
+                    (&Method::POST, ["cancel"]) if !self.uncancelled.is_empty() => {
+                        let (status, body) = self.uncancelled.remove(0);
+                        Some(Response::builder().status(status).body(Full::new(body.into())).unwrap())
                     }
                     (&Method::POST, ["cancel"]) => {
                         self.cancels += 1;
@@ -361,7 +397,7 @@ impl State {
                             return refusal(400, "invalid_request_error");
                         }
                         batch.cancelled.get_or_insert_with(Instant::now);
-                        answer(200, &batch.shown(start))
+                        answer(200, &batch.shown(start, counts_late))
                     }
                     _ => refusal(404, "not_found_error"),
                 }

@@ -697,7 +697,8 @@ mod tests {
     fn a_lost_batch_is_found_by_our_token_or_by_its_file() {
         // B113
         let one = batch(|_| ());
-        let submission = |token, file| Submission { token, file, since: SystemTime::now(), rows: 3 };
+        let submission =
+            |token, file| Submission { token, file, since: SystemTime::now(), until: SystemTime::now(), rows: 3 };
         let long = "é".repeat(600);
         for (remote, token, file, found) in [
             (&one, "t1", None, Match::Certain),
