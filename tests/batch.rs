@@ -15,7 +15,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
@@ -730,6 +730,31 @@ async fn a_batch_that_does_not_end_in_its_time_is_asked_about_once_more_and_give
 }
 
 #[tokio::test(start_paused = true)]
+async fn calls_that_fail_for_ever_end_when_the_batchs_time_is_up() {
+    type Is = fn(&BatchFailure) -> bool;
+    let cases: [(&'static str, bool, Is); 3] = [
+        ("msgbatch_1", false, |failure| matches!(failure, BatchFailure::Deadline(_))),
+        ("results", false, |failure| matches!(failure, BatchFailure::Unread { .. })),
+        ("batches", true, |failure| matches!(failure, BatchFailure::Unlisted { .. })),
+    ];
+    for (path, lost, is_it) in cases {
+        let provider = Provider::new();
+        provider.plan([Plan { lost, ..Plan::default() }]);
+        provider.instead(5_000, (Method::GET, path), 500, "");
+        let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+        let mut some = rows(&service, prompts(3));
+        let before = run(&mut some, secs(24 * 3_600)).await;
+        assert!(before.iter().all(Option::is_none), "{path}: before");
+        for error in errors(&mut some, secs(2 * 3_600)).await {
+            assert!(is_it(error.failure()) && error.request().is_some(), "{path}: {error}");
+        }
+        provider.state().instead.clear();
+        answers(&mut again(&service, prompts(3)), secs(3_600)).await;
+        assert_eq!(provider.created(), 1, "{path}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_no_batch_takes_goes_directly() {
     let provider = Provider::new();
     let service = service(&provider, &["a"], &MemoryBatches::new()).await;
@@ -1166,11 +1191,13 @@ struct Narrow {
     most: usize,
     /// What panics, once.
     panics: Arc<Mutex<Option<&'static str>>>,
+    /// What has ended has failed.
+    fails: bool,
 }
 
 impl Narrow {
     fn new(crowded: usize, most: usize) -> Self {
-        Narrow { crowded: Arc::new(crowded.into()), most, panics: Arc::default() }
+        Narrow { crowded: Arc::new(crowded.into()), most, panics: Arc::default(), fails: false }
     }
 
     fn panics(&self, name: &'static str) {
@@ -1211,7 +1238,11 @@ impl BatchApi for Narrow {
 
     fn retrieved(&self, answer: &Response<Bytes>) -> Result<Remote, ApiError> {
         self.is_in("retrieved");
-        Anthropic.retrieved(answer)
+        let mut remote = Anthropic.retrieved(answer)?;
+        if self.fails && matches!(remote.state, RemoteState::Ended(_)) {
+            remote.state = RemoteState::Failed { reason: "as told".to_owned(), queue_full: false, rows: vec![] };
+        }
+        Ok(remote)
     }
 
     fn created(&self, answer: &Response<Bytes>) -> Result<Remote, ApiError> {
@@ -1241,6 +1272,30 @@ async fn rows_wait_for_room_in_the_orgs_queue_and_go_in_smaller_batches() {
     assert!((60..95).contains(&waits[3]), "or until a batch is seen to have ended: {waits:?}");
     let sizes: Vec<_> = provider.state().batches.iter().map(|batch| batch.rows.len()).collect();
     assert_eq!(sizes, [8, 8, 4, 4, 2, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_failed_batch_has_done_is_read_and_not_paid_for_again() {
+    for archived in [false, true] {
+        let provider = Provider::new();
+        provider
+            .plan([Plan { expires: Some(4), archived, ..Plan::default() }, Plan { stuck: true, ..Plan::default() }]);
+        let api = Narrow { fails: true, ..Narrow::new(0, 1_000) };
+        let service = builder(&provider, &["a"], &MemoryBatches::new()).chunk_rows(10).api(api);
+        let service: BatchService = service.open(provider.service()).await.unwrap();
+        let mut some = rows(&service, prompts(10));
+        let ends = run(&mut some, secs(600)).await;
+        let sizes: Vec<_> = provider.state().batches.iter().map(|batch| batch.rows.len()).collect();
+        if archived {
+            let is_unread =
+                |end: Result<_, BatchError<_>>| matches!(end.unwrap_err().failure(), BatchFailure::Unread { .. });
+            assert!(ends.into_iter().all(|end| is_unread(end.expect("it has ended"))));
+            assert_eq!(sizes, [10]);
+        } else {
+            let answered = ends.into_iter().flatten().filter(Result::is_ok).count();
+            assert_eq!((answered, &sizes[..]), (4, &[10, 6][..]));
+        }
+    }
 }
 
 // The end of a process.
@@ -1277,6 +1332,44 @@ async fn a_later_process_goes_on_wherever_an_earlier_one_was_killed_and_submits_
             );
         }
     }
+}
+
+/// The provider's clock, `by` so many seconds behind.
+fn behind(provider: &Provider, by: &Arc<AtomicUsize>) -> impl Fn() -> SystemTime + Send + Sync + 'static {
+    let (clock, by) = (provider.clock(), by.clone());
+    move || clock() - secs(by.load(SeqCst) as u64)
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_a_row_that_was_in_two_batches_the_later_one_counts_though_the_clock_was_set_back() {
+    let (provider, store, by) = (Provider::new(), MemoryBatches::new(), Arc::new(AtomicUsize::new(0)));
+    provider.plan([Plan { expires: Some(1), ..Plan::default() }, Plan { takes: Some(secs(900)), ..Plan::default() }]);
+    let open = builder(&provider, &["a"], &store).chunk_rows(10).clock(behind(&provider, &by));
+    let first: BatchService = open.open(provider.service()).await.unwrap();
+    let mut some = rows(&first, prompts(10));
+    run(&mut some, secs(10)).await;
+    by.store(3_600, SeqCst);
+    run(&mut some, secs(200)).await;
+    assert_eq!(provider.created(), 2);
+    drop((some, first));
+    let next = service(&provider, &["a"], &store).await;
+    answers(&mut rows(&next, prompts(10).into_iter().skip(1)), secs(3_600)).await;
+    assert_eq!(provider.created(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_of_a_time_when_the_clock_was_wrong_is_not_taken_for_old() {
+    let (provider, store) = (Provider::new(), MemoryBatches::new());
+    provider.plan([Plan { takes: Some(secs(900)), ..Plan::default() }]);
+    let years = Arc::new(AtomicUsize::new(usize::try_from(provider::EPOCH).unwrap() - 60));
+    let open = builder(&provider, &["a"], &store).chunk_rows(10).clock(behind(&provider, &years));
+    let first: BatchService = open.open(provider.service()).await.unwrap();
+    let mut some = rows(&first, prompts(10));
+    run(&mut some, secs(10)).await;
+    drop((some, first));
+    let next = service(&provider, &["a"], &store).await;
+    answers(&mut rows(&next, prompts(10)), secs(3_600)).await;
+    assert_eq!((provider.created(), provider.state().cancels), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]

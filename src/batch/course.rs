@@ -59,10 +59,22 @@ pub(super) struct Course {
     over: bool,
 }
 
-/// How old it was when.
+/// When it began, and how old it was when.
 struct Clock {
+    born: SystemTime,
     at: Instant,
     age: Duration,
+}
+
+/// How a call is made.
+#[derive(Default)]
+struct Patience {
+    /// Not again where it may have been done.
+    once: bool,
+    /// Even if the service closes.
+    closing: bool,
+    /// Until when it may fail.
+    until: Option<Instant>,
 }
 
 /// What came of a call.
@@ -71,6 +83,8 @@ enum Called {
     Out(Class),
     /// It may have been done.
     Unknown,
+    /// It has failed for too long.
+    Late(String),
     Closing,
 }
 
@@ -86,6 +100,7 @@ enum Not {
     Out(Class),
     Crowded(String),
     Refused(ApiError),
+    Unwritten(StoreError),
     Closing,
 }
 
@@ -148,6 +163,7 @@ impl Course {
         let record = Record {
             token,
             phase: Phase::Intent,
+            order: state.next_order(),
             since: (shared.wall)(),
             created: None,
             expires: None,
@@ -157,7 +173,7 @@ impl Course {
             head: RowHead::of(&chunk.group),
             keys: chunk.rows.iter().map(|row| row.key).collect(),
         };
-        let clock = Clock { at: Instant::now(), age: Duration::ZERO };
+        let clock = Clock { born: record.since, at: Instant::now(), age: Duration::ZERO };
         let (splits, crowded) = (chunk.splits.clone(), chunk.crowded);
         let course = Course {
             shared,
@@ -202,8 +218,10 @@ impl Course {
             shared.gone(token, Some(&record.keys), false);
             return;
         };
-        let age = (shared.wall)().duration_since(record.since).unwrap_or_default();
-        let clock = Clock { at: Instant::now(), age };
+        // Our clock may have been wrong then.
+        let born = record.created.unwrap_or(record.since).max(record.since);
+        let age = (shared.wall)().duration_since(born).unwrap_or_default();
+        let clock = Clock { born, at: Instant::now(), age };
         let splits = Arc::new(AtomicU32::new(SPLITS));
         let course = Course {
             shared: shared.clone(),
@@ -289,10 +307,10 @@ impl Course {
         let mut failed = 0;
         if let Some(upload) = api.upload(&token, &lines) {
             let file = loop {
-                let answer = match self.call(&upload, false).await {
+                let answer = match self.call_until(&upload, Patience::default()).await {
                     Called::Answer(answer) => answer,
                     Called::Out(class) => return Created::Not(Not::Out(class)),
-                    Called::Unknown | Called::Closing => return Created::Not(Not::Closing),
+                    Called::Unknown | Called::Late(_) | Called::Closing => return Created::Not(Not::Closing),
                 };
                 match api.uploaded(&answer) {
                     Ok(file) => break file,
@@ -307,14 +325,18 @@ impl Course {
                 }
             };
             self.record.file = Some(file);
+            // Where a batch keeps no token it is found by its file.
+            if let Err(error) = self.write(BatchRows::Keep).await {
+                return Created::Not(Not::Unwritten(error));
+            }
         }
         let create = api.create(&chunk.group, &token, self.record.file.as_deref(), &lines);
         drop(lines);
         // The time from which it is looked for.
-        let answer = match self.call(&create, true).await {
+        let answer = match self.call_until(&create, Patience { once: true, ..Patience::default() }).await {
             Called::Answer(answer) => answer,
             Called::Out(class) => return Created::Not(Not::Out(class)),
-            Called::Closing => return Created::Not(Not::Closing),
+            Called::Late(_) | Called::Closing => return Created::Not(Not::Closing),
             Called::Unknown => return Created::Unknown,
         };
         match api.created(&answer) {
@@ -345,6 +367,11 @@ impl Course {
                 self.requeue_smaller(chunk);
             }
             Not::Refused(error) => self.refused(chunk, &error.to_string(), status_of(&error)),
+            Not::Unwritten(error) => {
+                for row in chunk.rows {
+                    self.end(row.key, End::Back(BatchFailure::Store(error.clone()), Some(row.body)));
+                }
+            }
             Not::Closing => {
                 for row in chunk.rows {
                     self.end(row.key, End::Back(BatchFailure::Closed(None), Some(row.body)));
@@ -454,14 +481,16 @@ impl Course {
             }
             let mut runs = false;
             for remote in candidates {
-                match remote.state {
-                    RemoteState::Ended(_) => match self.holds_ours(&remote).await {
+                if self.ending_of(&remote).is_some() {
+                    match self.holds_ours(&remote).await {
                         Ok(true) => return Found::Batch(Box::new(remote)),
                         Ok(false) => drop(refuted.insert(remote.id)),
                         Err(found) => return found,
-                    },
-                    RemoteState::Failed { .. } => drop(refuted.insert(remote.id)),
-                    _ => runs = true,
+                    }
+                } else if matches!(remote.state, RemoteState::Failed { .. }) {
+                    refuted.insert(remote.id);
+                } else {
+                    runs = true;
                 }
             }
             if runs {
@@ -482,9 +511,10 @@ impl Course {
         // Where they are listed newest first no page after an old one has what is looked for.
         let (mut pages, mut last, mut falls, mut rises) = (0, None, false, false);
         loop {
-            let answer = match self.call(&api.list(after.as_deref()), false).await {
+            let answer = match self.call(&api.list(after.as_deref())).await {
                 Called::Answer(answer) => answer,
                 Called::Out(class) => return Err(Found::Out(class)),
+                Called::Late(said) => return Err(Found::Unlisted(said)),
                 Called::Unknown | Called::Closing => return Err(Found::Closing),
             };
             let page = match api.listed(&answer) {
@@ -635,8 +665,10 @@ impl Course {
             if let Some(now) = &remote {
                 self.saw(now);
                 deadline = self.deadline();
+                if let Some(ending) = self.ending_of(now) {
+                    return Over::Ended(Box::new(now.clone()), ending);
+                }
                 match &now.state {
-                    RemoteState::Ended(ending) => return Over::Ended(Box::new(now.clone()), *ending),
                     RemoteState::Failed { reason, queue_full, rows } => {
                         let (reason, queue_full, rows) = (reason.clone(), *queue_full, rows.clone());
                         return Over::Failed { reason, queue_full, rows };
@@ -676,9 +708,10 @@ impl Course {
             }
             asked = true;
             let id = self.record.id.clone().unwrap_or_default();
-            let answer = match self.call(&self.shared.api.retrieve(&id), false).await {
+            let answer = match self.call(&self.shared.api.retrieve(&id)).await {
                 Called::Answer(answer) => answer,
                 Called::Out(class) => return Over::Out(class),
+                Called::Late(_) => return Over::Deadline,
                 Called::Unknown | Called::Closing => return Over::Closing,
             };
             remote = match self.shared.api.retrieved(&answer) {
@@ -725,6 +758,18 @@ impl Course {
         Ok(())
     }
 
+    /// How it has ended, if there may be results: one that has failed may have some too.
+    fn ending_of(&self, remote: &Remote) -> Option<Ending> {
+        match remote.state {
+            RemoteState::Ended(ending) => Some(ending),
+            RemoteState::Failed { .. } => {
+                let has_done = remote.counts.is_some_and(|counts| counts.succeeded > 0);
+                (has_done || !self.shared.api.results(remote).is_empty()).then_some(Ending::Completed)
+            }
+            _ => None,
+        }
+    }
+
     fn saw(&mut self, remote: &Remote) {
         self.record.created = remote.created_at.or(self.record.created);
         self.record.expires = remote.expires_at.or(self.record.expires);
@@ -741,7 +786,7 @@ impl Course {
 
     fn deadline(&self) -> Instant {
         let end = self.shared.law.deadline(self.record.created.unwrap_or(self.record.since), self.record.expires);
-        let lived = end.duration_since(self.record.since).unwrap_or_default();
+        let lived = end.duration_since(self.clock.born).unwrap_or_default();
         self.clock.at + lived.saturating_sub(self.clock.age)
     }
 
@@ -830,14 +875,15 @@ impl Course {
             if self.pause(fetched, None, &lack).await {
                 return Err(Over::Closing);
             }
-            match self.call(&api.retrieve(&remote.id), false).await {
+            match self.call(&api.retrieve(&remote.id)).await {
                 Called::Answer(answer) => {
                     let now = api.retrieved(&answer).ok();
-                    if let Some(now) = now.filter(|now| matches!(now.state, RemoteState::Ended(_))) {
+                    if let Some(now) = now.filter(|now| self.ending_of(now).is_some()) {
                         *remote = now;
                     }
                 }
                 Called::Out(class) => return Err(Over::Out(class)),
+                Called::Late(said) => return Err(Over::Unread(said)),
                 Called::Unknown | Called::Closing => return Err(Over::Closing),
             }
         }
@@ -1056,17 +1102,23 @@ impl Course {
 
     // Calls.
 
-    /// Makes a call until it is answered; with `once`, not again where it may have been done.
-    async fn call(&self, request: &Request<Bytes>, once: bool) -> Called {
-        self.call_until(request, once, true).await
+    /// Makes a call about a batch until it is answered, or the batch's time is up.
+    async fn call(&self, request: &Request<Bytes>) -> Called {
+        self.call_until(request, Patience { until: Some(self.patience()), ..Patience::default() }).await
     }
 
     /// Even if the service closes meanwhile.
     async fn call_anyhow(&self, request: &Request<Bytes>) -> Called {
-        self.call_until(request, false, false).await
+        let patience = Patience { until: Some(self.patience()), closing: true, ..Patience::default() };
+        self.call_until(request, patience).await
     }
 
-    async fn call_until(&self, request: &Request<Bytes>, once: bool, may_close: bool) -> Called {
+    /// Until when calls about a batch may fail. One of long ago is given some time too.
+    fn patience(&self) -> Instant {
+        self.deadline().max(Instant::now() + self.shared.law.grace)
+    }
+
+    async fn call_until(&self, request: &Request<Bytes>, Patience { once, closing, until }: Patience) -> Called {
         let mut failed = 0;
         loop {
             let line = &self.shared.lines[self.org];
@@ -1095,7 +1147,10 @@ impl Course {
                 }
                 Verdict::Again { not_before, .. } => {
                     failed += 1;
-                    if self.pause(failed, not_before, &said).await && may_close {
+                    if failed >= FETCHES && until.is_some_and(|until| Instant::now() >= until) {
+                        return Called::Late(said);
+                    }
+                    if self.pause(failed, not_before, &said).await && !closing {
                         return Called::Closing;
                     }
                     // It would go round without a pause.
@@ -1119,16 +1174,16 @@ impl Course {
         request: &Request<Bytes>,
         read: &mut (dyn FnMut(&[u8]) -> ControlFlow<(), bool> + Send),
     ) -> Result<(), Over> {
-        let (mut failed, mut refused) = (0, 0);
+        let (mut failed, mut refused, until) = (0, 0, self.patience());
         loop {
             let line = &self.shared.lines[self.org];
             let mut not_before = None;
             let said = match line.wire.send(request.clone()).await {
                 Ok(answer) if answer.status().is_success() => match lines_in(answer.into_body(), read).await {
-                    Ok(true) => return Ok(()),
-                    Ok(false) => {
+                    Ok(None) => return Ok(()),
+                    Ok(Some(cut)) => {
                         refused += 1;
-                        "the results end before their end".to_owned()
+                        cut.to_owned()
                     }
                     Err(error) => in_one_line(&*error),
                 },
@@ -1149,11 +1204,11 @@ impl Course {
                     in_one_line(&error)
                 }
             };
-            if refused >= FETCHES {
+            failed += 1;
+            if refused >= FETCHES || failed >= FETCHES && Instant::now() >= until {
                 // They were paid for: nothing of it is sent again.
                 return Err(Over::Unread(said));
             }
-            failed += 1;
             if self.pause(failed, not_before, &said).await {
                 return Err(Over::Closing);
             }
@@ -1229,11 +1284,11 @@ fn status_of(error: &ApiError) -> Option<http::StatusCode> {
     }
 }
 
-/// Gives each line to `read`; false if the last one told nothing.
+/// Gives each line to `read`; says so if they are cut off: if the last one told nothing, or has no end.
 async fn lines_in(
     mut body: wire::WireBody,
     read: &mut (dyn FnMut(&[u8]) -> ControlFlow<(), bool> + Send),
-) -> Result<bool, BoxError> {
+) -> Result<Option<&'static str>, BoxError> {
     let (mut rest, mut searched) = (BytesMut::new(), 0);
     while let Some(data) = wire::next_data(&mut body).await? {
         rest.extend_from_slice(&data);
@@ -1241,17 +1296,20 @@ async fn lines_in(
             let line = rest.split_to(searched + at + 1);
             searched = 0;
             if read(&line[..line.len() - 1]).is_break() {
-                return Ok(true);
+                return Ok(None);
             }
         }
         searched = rest.len();
+        if searched > wire::GATHERED_MOST {
+            return Ok(Some("a line of the results is too long"));
+        }
     }
     if rest.is_empty() {
-        return Ok(true);
+        return Ok(None);
     }
     Ok(match read(&rest) {
-        ControlFlow::Break(()) => true,
-        ControlFlow::Continue(told) => told,
+        ControlFlow::Continue(false) => Some("the results end before their end"),
+        _ => None,
     })
 }
 
@@ -1262,5 +1320,26 @@ impl Drop for Course {
             self.shared.hand_back_record(&self.record, &BatchFailure::Broken(batch));
         }
         self.shared.gone(self.record.token, Some(&self.record.keys), !self.met_a_full_queue);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::{BodyExt, StreamBody};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_line_without_an_end_is_not_kept_for_ever() {
+        static PIECE: [u8; 1 << 20] = [b'x'; 1 << 20];
+        let pieces = std::iter::repeat_with(|| Ok(http_body::Frame::data(Bytes::from_static(&PIECE)))).take(80);
+        let body = Box::pin(StreamBody::new(futures_util::stream::iter(pieces)).map_err(|error: BoxError| error));
+        let mut lines = 0;
+        let mut read = |_: &[u8]| {
+            lines += 1;
+            ControlFlow::Continue(true)
+        };
+        assert_eq!(lines_in(body, &mut read).await.unwrap(), Some("a line of the results is too long"));
+        assert_eq!(lines, 0);
     }
 }

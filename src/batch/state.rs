@@ -67,6 +67,8 @@ pub(super) struct State {
     opened: u64,
     pub(super) orgs: Vec<Places>,
     next_org: usize,
+    /// The highest [order](Record::order) of a record.
+    orders: u64,
     /// Rows of batches that nobody has asked for yet.
     recorded: HashMap<Key, Token>,
     /// Their records; where one is not here it is in the store.
@@ -220,8 +222,9 @@ impl Shared {
         let mut state = self.lock();
         let mut records = records;
         // Of a row that was in several the last one counts.
-        records.sort_by_key(|record| (record.since, record.token));
+        records.sort_by_key(|record| record.order);
         for record in records {
+            state.orders = record.order;
             if let Some(id) = &record.id {
                 state.known.insert(id.as_str().into(), record.token);
             }
@@ -679,6 +682,11 @@ impl State {
         }
     }
 
+    pub(super) fn next_order(&mut self) -> u64 {
+        self.orders = self.orders.saturating_add(1);
+        self.orders
+    }
+
     /// A batch is under way, and has a place at its org.
     pub(super) fn enter(&mut self, token: Token, seen: Seen) {
         if let Some(places) = self.orgs.get_mut(seen.org) {
@@ -742,6 +750,7 @@ mod tests {
         let record = Record {
             token,
             phase: Phase::Submitted,
+            order: 1,
             since: SystemTime::now(),
             created: None,
             expires: None,

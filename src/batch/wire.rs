@@ -21,8 +21,8 @@ use crate::{
     quota::Cost,
 };
 
-/// The largest answer that is gathered; results are not, they are read line by line.
-const GATHERED_MOST: usize = 64 << 20;
+/// The largest answer that is gathered; results are not, they are read line by line. A line is no larger either.
+pub(super) const GATHERED_MOST: usize = 64 << 20;
 
 pub(super) type WireBody = Pin<Box<dyn Body<Data = Bytes, Error = BoxError> + Send>>;
 type Sending = Pin<Box<dyn Future<Output = Result<Response<WireBody>, Error>> + Send>>;

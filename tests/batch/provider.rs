@@ -62,7 +62,7 @@ pub(crate) struct State {
     /// What is answered before anything else: by method and end of the path.
     faults: VecDeque<(Method, &'static str, u16)>,
     /// What is answered instead of what would be: by method and end of the path.
-    instead: VecDeque<(Method, &'static str, u16, &'static str)>,
+    pub(crate) instead: VecDeque<(Method, &'static str, u16, &'static str)>,
     pub(crate) calls: Vec<(String, Method, String)>,
     pub(crate) dead: BTreeMap<String, u16>,
     /// A batch with a row of which this is said is refused.
