@@ -490,6 +490,18 @@ async fn results_that_are_none_are_asked_for_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn of_two_lines_about_a_row_the_success_counts() {
+    let provider = Provider::new();
+    provider.plan([Plan { doubled: true, ..Plan::default() }]);
+    let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+    let mut some = rows(&service, prompts(10));
+    for (row, answer) in answers(&mut some, secs(600)).await.iter().enumerate() {
+        assert_eq!(said_by(answer), format!("answer to row {row}"));
+    }
+    assert_eq!(provider.created(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn rows_that_were_counted_and_are_not_in_the_results_are_not_paid_for_again() {
     let none = |times, (status, body)| {
         let provider = Provider::new();

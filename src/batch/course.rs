@@ -129,8 +129,10 @@ enum Over {
 #[derive(Default)]
 struct Tally {
     counts: Counts,
-    /// Rows with an answer for good, and rows that may be tried again, with the reason.
-    ends: HashMap<Key, Option<(Class, Arc<str>)>>,
+    /// Rows with an answer for good, and rows that may be tried again.
+    ends: HashMap<Key, Option<Undone>>,
+    /// Of these the answers that are refusals for good: handed out once all is read, since a success may follow.
+    refusals: HashMap<Key, Response<Bytes>>,
     /// Rows that nobody has waited for.
     unclaimed: HashSet<Key>,
     strangers: u64,
@@ -139,7 +141,27 @@ struct Tally {
     lack: Option<Arc<str>>,
 }
 
+/// How a row ended that has no answer.
+struct Undone {
+    class: Class,
+    said: Arc<str>,
+    counted: Counts,
+}
+
 impl Tally {
+    /// A success is read after all.
+    fn uncount(&mut self, row: &Undone) {
+        let (all, Counts { succeeded, failed, canceled, expired, .. }) = (&mut self.counts, row.counted);
+        for (all, one) in [
+            (&mut all.succeeded, succeeded),
+            (&mut all.failed, failed),
+            (&mut all.canceled, canceled),
+            (&mut all.expired, expired),
+        ] {
+            *all = all.saturating_sub(one);
+        }
+    }
+
     /// Why there must be more in the results of a batch of so many rows than was read of them, if so.
     fn lack_of(&self, remote: &Remote, ending: Ending, rows: usize) -> Option<String> {
         let (ends, read) = (self.ends.len(), self.counts.succeeded);
@@ -857,20 +879,38 @@ impl Course {
 
     /// Reads the results. Where these lack what the batch itself has counted, a page of a gateway was read, or half a file.
     async fn read(&self, remote: &mut Remote, ending: Ending, keys: &HashSet<Key>) -> Result<Tally, Over> {
+        let mut tally = Tally::default();
+        let read = self.read_into(&mut tally, remote, ending, keys).await;
+        for (key, answer) in std::mem::take(&mut tally.refusals) {
+            tally.ends.insert(key, None);
+            if !self.end(key, End::Answer(answer)) {
+                tally.unclaimed.insert(key);
+            }
+        }
+        read.map(|()| tally)
+    }
+
+    async fn read_into(
+        &self,
+        tally: &mut Tally,
+        remote: &mut Remote,
+        ending: Ending,
+        keys: &HashSet<Key>,
+    ) -> Result<(), Over> {
         let api = self.shared.api.clone();
-        let (mut tally, mut fetched) = (Tally::default(), 0);
+        let mut fetched = 0;
         loop {
             (tally.strangers, tally.unreadable) = (0, 0);
             for request in api.results(remote) {
-                let mut read = |line: &[u8]| ControlFlow::Continue(self.row(line, keys, &mut tally));
+                let mut read = |line: &[u8]| ControlFlow::Continue(self.row(line, keys, tally));
                 self.lines_of(&request, &mut read).await?;
             }
-            let Some(lack) = tally.lack_of(remote, ending, keys.len()) else { return Ok(tally) };
+            let Some(lack) = tally.lack_of(remote, ending, keys.len()) else { return Ok(()) };
             fetched += 1;
             if fetched >= FETCHES {
                 tracing::warn!(batch = %self.name(), lack, "a batch has ended, and not all of its results can be had");
                 tally.lack = Some(lack.into());
-                return Ok(tally);
+                return Ok(());
             }
             if self.pause(fetched, None, &lack).await {
                 return Err(Over::Closing);
@@ -903,18 +943,29 @@ impl Course {
             tally.strangers += 1;
             return true;
         };
-        // A row has one end: it may be read twice, where a file broke off.
-        if tally.ends.contains_key(&key) {
-            return true;
+        // A row has one end: it may be read twice, where a file broke off. A success counts for more than what was said before it.
+        let is_success = matches!(&row.end, RowEnd::Answered(answer) if answer.status().is_success());
+        match tally.ends.remove(&key) {
+            Some(Some(before)) if is_success => {
+                tally.uncount(&before);
+                tally.refusals.remove(&key);
+            }
+            Some(before) => {
+                tally.ends.insert(key, before);
+                return true;
+            }
+            None => {}
         }
+        let mut counted = Counts::default();
+        counted.add(&row.end);
         tally.counts.add(&row.end);
-        let end = match row.end {
+        let why = match row.end {
             RowEnd::Answered(answer) => self.answered(key, answer, tally),
             RowEnd::Expired => Some((Class::Overloaded, "it was not worked on in time".into())),
             RowEnd::Canceled => Some((Class::Overloaded, CANCELED.into())),
             RowEnd::Missing(why) => Some((Class::Transport, why.into())),
         };
-        tally.ends.insert(key, end);
+        tally.ends.insert(key, why.map(|(class, said)| Undone { class, said, counted }));
         true
     }
 
@@ -932,6 +983,10 @@ impl Course {
         if !is_final {
             return Some((class, said));
         }
+        if !answer.status().is_success() {
+            tally.refusals.insert(key, answer);
+            return Some((class, said));
+        }
         if !self.end(key, End::Answer(answer)) {
             tally.unclaimed.insert(key);
         }
@@ -946,7 +1001,7 @@ impl Course {
             let key = self.record.keys[place];
             let end = match tally.ends.get(&key) {
                 Some(None) => continue,
-                Some(Some(end)) => Some(end.clone()),
+                Some(Some(end)) => Some((end.class, end.said.clone())),
                 None => None,
             };
             if let (None, Some(said)) = (&end, &tally.lack) {

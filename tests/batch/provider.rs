@@ -36,6 +36,8 @@ pub(crate) struct Plan {
     pub(crate) reversed: bool,
     /// Its results break off in the middle, once.
     pub(crate) torn: bool,
+    /// Each row has a line that says that it failed, before the one that says how it ended.
+    pub(crate) doubled: bool,
     /// So many times its results have three lines only.
     pub(crate) cut: usize,
     /// It is done, and its results are not to be had any more.
@@ -251,6 +253,13 @@ impl Batch {
             .collect();
         if self.plan.reversed {
             lines.reverse();
+        }
+        if self.plan.doubled {
+            let error = |kind| json!({"type": "errored", "error": {"type": "error", "error": {"type": kind, "message": "as told"}}});
+            let kinds = ["api_error", "invalid_request_error"].into_iter().cycle();
+            let failed =
+                self.rows.iter().zip(kinds).map(|((id, _), kind)| json!({"custom_id": id, "result": error(kind)}));
+            lines.splice(0..0, failed.map(|line| line.to_string() + "\n").collect::<Vec<_>>());
         }
         if self.plan.cut > 0 {
             self.plan.cut -= 1;

@@ -359,7 +359,7 @@ pub enum RemoteState {
     Ended(Ending),
     /// It was refused as a whole before any row was worked on.
     Failed {
-        /// In the provider's words.
+        /// In the provider's words: types and codes, since messages may quote a key.
         reason: String,
         /// The org's queue of batches was full: no row is to blame, and it passes when another batch ends.
         queue_full: bool,
