@@ -688,6 +688,26 @@ async fn without_a_direct_path_the_rows_of_a_stuck_batch_are_handed_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lost_batch_that_may_be_a_stuck_one_is_not_waited_for_longer_than_that() {
+    let provider = Provider::new();
+    provider.plan([Plan { lost: true, stuck: true, ..Plan::default() }]);
+    let service = builder(&provider, &["a"], &MemoryBatches::new()).stuck_after(Some(secs(600)));
+    let service: BatchService = service.open(provider.service()).await.unwrap();
+    let mut some = rows(&service, prompts(3));
+    assert!(run(&mut some, secs(590)).await.iter().all(Option::is_none));
+    for error in errors(&mut some, secs(200)).await {
+        assert!(matches!(error.failure(), BatchFailure::Unlisted { .. }), "{error}");
+        assert!(error.to_string().contains("batch msgbatch_1 may be it, and has not ended"), "{error}");
+        assert!(!error.failure().goes_direct() && error.request().is_some());
+    }
+    // It is anybody's: it is neither cancelled nor submitted again. Once it has ended it is certain.
+    assert_eq!((provider.created(), provider.state().cancels), (1, 0));
+    provider.state().batches[0].cancelled = Some(tokio::time::Instant::now());
+    answers(&mut again(&service, prompts(3)), secs(3_600)).await;
+    assert_eq!((provider.created(), provider.state().cancels), (2, 0));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_cancel_that_did_not_happen_is_made_again() {
     // Refused though it runs, never answered, answered by a page: what it was is seen at the next poll.
     for answer in [(404, ""), (200, "<html>"), (500, "")] {

@@ -501,7 +501,7 @@ impl Course {
                 }
                 continue;
             }
-            let mut runs = false;
+            let (mut runs, mut stuck) = (false, None);
             for remote in candidates {
                 if self.ending_of(&remote).is_some() {
                     match self.holds_ours(&remote).await {
@@ -511,9 +511,15 @@ impl Course {
                     }
                 } else if matches!(remote.state, RemoteState::Failed { .. }) {
                     refuted.insert(remote.id);
+                } else if self.shared.law.is_stuck(self.age(), &remote) {
+                    stuck = Some(remote.id);
                 } else {
                     runs = true;
                 }
+            }
+            if let (false, Some(id)) = (runs, stuck) {
+                // It may be another's, so that it is not cancelled.
+                return Found::Unlisted(format!("batch {id} may be it, and has not ended"));
             }
             if runs {
                 self.trouble("its reply was lost; a batch that may be it has to end before that is certain");
