@@ -696,12 +696,9 @@ impl Course {
                 if let Some(ending) = self.ending_of(now) {
                     return Over::Ended(Box::new(now.clone()), ending);
                 }
-                match &now.state {
-                    RemoteState::Failed { reason, queue_full, rows } => {
-                        let (reason, queue_full, rows) = (reason.clone(), *queue_full, rows.clone());
-                        return Over::Failed { reason, queue_full, rows };
-                    }
-                    _ => {}
+                if let RemoteState::Failed { reason, queue_full, rows } = &now.state {
+                    let (reason, queue_full, rows) = (reason.clone(), *queue_full, rows.clone());
+                    return Over::Failed { reason, queue_full, rows };
                 }
                 let is_stuck = self.record.phase == Phase::Submitted && self.shared.law.is_stuck(self.age(), now);
                 let why = match self.record.phase {
