@@ -1390,6 +1390,30 @@ async fn of_a_row_that_was_in_two_batches_the_later_one_counts_though_the_clock_
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_goes_on_with_an_earlier_batch_of_a_row_does_not_take_it_out_of_the_later_one() {
+    let (provider, store) = (Provider::new(), MemoryBatches::new());
+    let takes = Some(secs(900));
+    provider.plan([Plan { expires: Some(0), takes, ..Plan::default() }, Plan { takes, ..Plan::default() }]);
+    let open = async || service(&provider, &["a"], &store).await;
+    let first = open().await;
+    let mut some = rows(&first, prompts(10));
+    run(&mut some, secs(10)).await;
+    drop((some, first));
+    // Half of its rows go into the next one.
+    let second = open().await;
+    let mut some = rows(&second, prompts(5));
+    run(&mut some, secs(1_100)).await;
+    assert_eq!(provider.created(), 2);
+    drop((some, second));
+    // One of the others is asked for first.
+    let third = open().await;
+    answers(&mut rows(&third, ["row 5"]), secs(3_600)).await;
+    answers(&mut rows(&third, prompts(5)), secs(3_600)).await;
+    let sizes: Vec<_> = provider.state().batches.iter().map(|batch| batch.rows.len()).collect();
+    assert_eq!(sizes, [10, 5, 1]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_record_of_a_time_when_the_clock_was_wrong_is_not_taken_for_old() {
     let (provider, store) = (Provider::new(), MemoryBatches::new());
     provider.plan([Plan { takes: Some(secs(900)), ..Plan::default() }]);

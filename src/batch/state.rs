@@ -477,9 +477,9 @@ impl Shared {
             }
         }
         for key in unclaimed {
-            // Unless it is in another one by now. Of this one a caller may be still to be told.
+            // Unless it is in another one by now, or stands in a later one. Of this one a caller may be still to be told.
             if state.rows.get(key).is_none_or(|row| row.place == Place::Batch(token)) {
-                state.recorded.insert(*key, token);
+                state.recorded.entry(*key).or_insert(token);
             }
         }
         let is_recorded = record.keys.iter().any(|key| state.recorded.get(key) == Some(&token));
