@@ -259,7 +259,7 @@ async fn a_lost_batch_is_found_whatever_the_providers_clock_says_and_however_it_
     let cases: [(&str, Change); 5] = [
         ("its clock is half an hour behind", |state| state.skew = -1_800),
         ("its clock is half an hour ahead", |state| state.skew = 1_800),
-        ("old ones come first", |state| state.lists_oldest_first = true),
+        ("old ones come first", |state| (state.lists_oldest_first, state.page) = (true, 2)),
         ("its rows are not counted at first", |state| state.counts_late = true),
         ("pages are short", |state| state.page = 1),
     ];
