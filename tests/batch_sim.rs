@@ -17,8 +17,8 @@ use tower::{Service, ServiceExt};
 use tower_quota::{
     aimd::Held,
     batch::{
-        ApiError, BatchApi, BatchBuilder, BatchChange, BatchService, BatchStore, Bounds, Group, Match, MemoryBatches,
-        OpenAi, Page, Remote, Route, RouteError, Row, RowError, RowResult, Submission, Token, Way,
+        ApiError, BatchApi, BatchBuilder, BatchChange, BatchFailure, BatchService, BatchStore, Bounds, Group, Match,
+        MemoryBatches, OpenAi, Page, Remote, Route, RouteError, Row, RowError, RowResult, Submission, Token, Way,
     },
     drive::{Drive, DriveError},
     journal::FileStore,
@@ -83,6 +83,11 @@ fn ask(dialect: Dialect, row: usize, word: Option<&str>) -> Request<Body> {
 
 type Ended = Result<Response<AnswerBody>, DriveError<RouteError<RetryError<Request<Body>, Error>, Request<Body>>>>;
 
+/// The reply to its submission was lost, and what may be its batch is stuck: it is to be asked for again.
+fn is_in_doubt(failure: &BatchFailure) -> bool {
+    matches!(failure, BatchFailure::Unlisted { .. })
+}
+
 /// What a request came to, without what differs between two calls.
 fn end(end: Ended) -> String {
     match end {
@@ -127,12 +132,24 @@ async fn every_row_has_one_answer_and_is_billed_once_whatever_goes_wrong_with_ba
         let direct = Stack::new(orgs(dialect)).build(client(&sim)).unwrap();
         let route = Route::new(direct, service.clone(), Way::Batch);
         let bound = service.live_bound();
-        let mut drive = Drive::iter(route, (0..4_000).map(|row| (row, ask(dialect, row, None))), bound).unwrap();
         let mut seen = vec![0; 4_000];
-        while let Some((row, result)) = drive.next().await {
-            let said = end(result);
-            assert!(said.starts_with("200 OK Ok"), "row {row}: {said}");
-            seen[row] += 1;
+        let mut left: Vec<_> = (0..4_000).collect();
+        while !left.is_empty() {
+            let asked = left.clone().into_iter().map(|row| (row, ask(dialect, row, None)));
+            let mut drive = Drive::iter(route.clone(), asked, bound).unwrap();
+            left.clear();
+            while let Some((row, result)) = drive.next().await {
+                if matches!(&result, Err(DriveError::Service(RouteError::Batch(error))) if is_in_doubt(error.failure()))
+                {
+                    left.push(row);
+                    continue;
+                }
+                let said = end(result);
+                assert!(said.starts_with("200 OK Ok"), "row {row}: {said}");
+                seen[row] += 1;
+            }
+            assert!(left.is_empty() || dialect == Dialect::Anthropic && left.len() <= 400, "{}", left.len());
+            tokio::time::sleep(Duration::from_secs(3_600)).await;
         }
         assert!(seen.iter().all(|times| *times == 1));
         let (truth, batch) = (sim.truth(), sim.truth().batch());
