@@ -11,11 +11,11 @@ use std::{
     convert::Infallible,
     pin::Pin,
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
@@ -89,6 +89,11 @@ fn rows(service: &BatchService, prompts: impl IntoIterator<Item = impl AsRef<str
     };
     let prompts: Vec<_> = prompts.into_iter().collect();
     prompts.iter().map(AsRef::as_ref).map(call).collect()
+}
+
+/// The same, none of them polled yet: what is known is told at once.
+fn again(service: &BatchService, prompts: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<Spawned> {
+    prompts.into_iter().map(|prompt| task::spawn(service.clone().call(ask(prompt.as_ref())))).collect()
 }
 
 fn prompts(count: usize) -> Vec<String> {
@@ -237,6 +242,91 @@ async fn a_batch_whose_reply_was_lost_is_found_and_not_submitted_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn after_a_failure_that_may_have_come_late_a_batch_is_looked_for() {
+    for status in [500, 502, 503, 504] {
+        let provider = Provider::new();
+        provider.instead(1, (Method::POST, "batches"), status, "");
+        let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+        let mut rows = rows(&service, prompts(10));
+        answers(&mut rows, secs(3_600)).await;
+        assert_eq!((provider.created(), provider.calls_of(&Method::POST, "batches")), (1, 1), "{status}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_batch_is_found_whatever_the_providers_clock_says_and_however_it_lists() {
+    type Change = fn(&mut provider::State);
+    let cases: [(&str, Change); 5] = [
+        ("its clock is half an hour behind", |state| state.skew = -1_800),
+        ("its clock is half an hour ahead", |state| state.skew = 1_800),
+        ("old ones come first", |state| (state.lists_oldest_first, state.page) = (true, 2)),
+        ("its rows are not counted at first", |state| state.counts_late = true),
+        ("pages are short", |state| state.page = 1),
+    ];
+    for (case, change) in cases {
+        let provider = Provider::new();
+        // Some that are old, and of another size.
+        let old = service(&provider, &["a"], &MemoryBatches::new()).await;
+        for row in 0..3 {
+            let mut some = rows(&old, [format!("old {row}")]);
+            old.handle().flush();
+            answers(&mut some, secs(600)).await;
+        }
+        tokio::time::sleep(secs(12 * 3_600)).await;
+        change(&mut provider.state());
+        provider.plan([Plan { lost: true, takes: Some(secs(300)), ..Plan::default() }]);
+        let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+        let mut some = rows(&service, prompts(10));
+        answers(&mut some, secs(3_600)).await;
+        assert_eq!(provider.created(), 4, "{case}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_not_all_batches_can_be_listed_a_lost_one_is_not_submitted_again() {
+    for stuck in [false, true] {
+        let provider = Provider::new();
+        let other = service(&provider, &["a"], &MemoryBatches::new()).await;
+        for row in 0..60 {
+            let mut some = rows(&other, [format!("other {row}")]);
+            other.handle().flush();
+            answers(&mut some, secs(600)).await;
+        }
+        let created = provider.created();
+        {
+            let mut state = provider.state();
+            // The lost one is on the last page, or no page leads to the next.
+            (state.page, state.lists_oldest_first, state.lists_same_page) = (1, true, stuck);
+        }
+        provider.plan([Plan { lost: true, ..Plan::default() }]);
+        let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+        let mut some = again(&service, prompts(10));
+        for error in errors(&mut some, secs(3_600)).await {
+            assert!(matches!(error.failure(), BatchFailure::Unlisted { .. }), "{error}");
+        }
+        assert_eq!(provider.created(), created + 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_anybody_submits_hours_later_is_not_waited_for() {
+    let provider = Provider::new();
+    provider.plan([Plan { swallowed: true, ..Plan::default() }]);
+    let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+    let mut some = rows(&service, prompts(10));
+    run(&mut some, secs(1)).await;
+    // By its own clock.
+    provider.state().skew = 2 * 3_600;
+    provider.plan([Plan { takes: Some(secs(9_000)), ..Plan::default() }]);
+    let other = self::service(&provider, &["a"], &MemoryBatches::new()).await;
+    let mut others = rows(&other, (0..10).map(|row| format!("other {row}")));
+    run(&mut others, secs(5)).await;
+    provider.state().skew = 0;
+    answers(&mut some, secs(600)).await;
+    assert_eq!(provider.created(), 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_batch_that_is_not_found_twice_was_not_submitted_and_is_now() {
     let provider = Provider::new();
     provider.plan([Plan { swallowed: true, ..Plan::default() }]);
@@ -370,6 +460,103 @@ async fn results_that_cannot_be_had_are_not_paid_for_again_and_are_read_once_the
     assert_eq!(provider.created(), 1);
 }
 
+const RESULTS: (Method, &str) = (Method::GET, "results");
+
+/// What is no file of results, though it is a success: a gateway's page, nothing, a report of an error, a piece that ends with its line.
+const NO_RESULTS: [(u16, &str); 5] = [
+    (200, "<html>\n<body>Please wait</body>\n</html>\n"),
+    (200, ""),
+    (204, ""),
+    (200, "{\"error\":{\"type\":\"api_error\"}}\n"),
+    (200, "{\"custom_id\":\n"),
+];
+
+#[tokio::test(start_paused = true)]
+async fn results_that_are_none_are_asked_for_again() {
+    for (status, body) in NO_RESULTS {
+        let provider = Provider::new();
+        provider.instead(2, RESULTS, status, body);
+        let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+        let mut some = rows(&service, prompts(10));
+        answers(&mut some, secs(3_600)).await;
+        assert_eq!((provider.created(), provider.calls_of(&Method::GET, "results")), (1, 3), "{status} {body}");
+    }
+    let provider = Provider::new();
+    provider.plan([Plan { cut: 2, ..Plan::default() }]);
+    let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+    let mut some = rows(&service, prompts(10));
+    answers(&mut some, secs(3_600)).await;
+    assert_eq!((provider.created(), provider.calls_of(&Method::GET, "results")), (1, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_lines_about_a_row_the_success_counts() {
+    let provider = Provider::new();
+    provider.plan([Plan { doubled: true, ..Plan::default() }]);
+    let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+    let mut some = rows(&service, prompts(10));
+    for (row, answer) in answers(&mut some, secs(600)).await.iter().enumerate() {
+        assert_eq!(said_by(answer), format!("answer to row {row}"));
+    }
+    assert_eq!(provider.created(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rows_that_were_counted_and_are_not_in_the_results_are_not_paid_for_again() {
+    let none = |times, (status, body)| {
+        let provider = Provider::new();
+        provider.instead(times, RESULTS, status, body);
+        (provider, 10)
+    };
+    let planned = |plan: Plan, unread| {
+        let provider = Provider::new();
+        provider.plan([plan]);
+        (provider, unread)
+    };
+    let mut cases: Vec<_> = NO_RESULTS.map(|answer| none(6, answer)).into();
+    cases.push(planned(Plan { cut: 6, ..Plan::default() }, 7));
+    cases.push(planned(Plan { archived: true, ..Plan::default() }, 10));
+    for (case, (provider, unread)) in cases.into_iter().enumerate() {
+        let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+        let mut some = rows(&service, prompts(10));
+        let ends: Vec<_> =
+            run(&mut some, secs(3_600)).await.into_iter().map(|end| end.expect("it has ended")).collect();
+        let errors: Vec<_> = ends.into_iter().filter_map(Result::err).collect();
+        assert_eq!(errors.len(), unread, "case {case}");
+        for error in errors {
+            assert!(matches!(error.failure(), BatchFailure::Unread { .. }), "case {case}: {error}");
+            assert!(!error.failure().goes_direct() && error.request().is_some());
+        }
+        provider.state().unarchive();
+        for prompt in prompts(10).into_iter().skip(10 - unread) {
+            let answer = service.clone().oneshot(ask(&prompt)).await.unwrap();
+            assert_eq!(said_by(&answer), format!("answer to {prompt}"));
+        }
+        assert_eq!(provider.created(), 1, "case {case}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_batch_is_refuted_by_anothers_rows_alone() {
+    for (status, body) in NO_RESULTS {
+        for times in [2, 6] {
+            let provider = Provider::new();
+            provider.plan([Plan { lost: true, ..Plan::default() }]);
+            provider.instead(times, RESULTS, status, body);
+            let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+            let mut some = rows(&service, prompts(10));
+            if times == 6 {
+                for error in errors(&mut some, secs(3_600)).await {
+                    assert!(matches!(error.failure(), BatchFailure::Unlisted { .. }), "{error}");
+                }
+                some = again(&service, prompts(10));
+            }
+            answers(&mut some, secs(3_600)).await;
+            assert_eq!(provider.created(), 1, "{status} {body}");
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lost_batch_whose_results_cannot_be_had_is_not_submitted_again() {
     let provider = Provider::new();
@@ -501,6 +688,54 @@ async fn without_a_direct_path_the_rows_of_a_stuck_batch_are_handed_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lost_batch_that_may_be_a_stuck_one_is_not_waited_for_longer_than_that() {
+    let provider = Provider::new();
+    provider.plan([Plan { lost: true, stuck: true, ..Plan::default() }]);
+    let service = builder(&provider, &["a"], &MemoryBatches::new()).stuck_after(Some(secs(600)));
+    let service: BatchService = service.open(provider.service()).await.unwrap();
+    let mut some = rows(&service, prompts(3));
+    assert!(run(&mut some, secs(590)).await.iter().all(Option::is_none));
+    for error in errors(&mut some, secs(200)).await {
+        assert!(matches!(error.failure(), BatchFailure::Unlisted { .. }), "{error}");
+        assert!(error.to_string().contains("batch msgbatch_1 may be it, and has not ended"), "{error}");
+        assert!(!error.failure().goes_direct() && error.request().is_some());
+    }
+    // It is anybody's: it is neither cancelled nor submitted again. Once it has ended it is certain.
+    assert_eq!((provider.created(), provider.state().cancels), (1, 0));
+    provider.state().batches[0].cancelled = Some(tokio::time::Instant::now());
+    answers(&mut again(&service, prompts(3)), secs(3_600)).await;
+    assert_eq!((provider.created(), provider.state().cancels), (2, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancel_that_did_not_happen_is_made_again() {
+    // Refused though it runs, never answered, answered by a page: what it was is seen at the next poll.
+    for answer in [(404, ""), (200, "<html>"), (500, "")] {
+        let provider = Provider::new();
+        provider.plan([Plan { stuck: true, ..Plan::default() }]);
+        provider.state().uncancelled = vec![answer; 2];
+        let service = builder(&provider, &["a"], &MemoryBatches::new()).stuck_after(Some(secs(600)));
+        let service: BatchService = service.open(provider.service()).await.unwrap();
+        let mut some = rows(&service, ["row 1"]);
+        let [error] = errors(&mut some, secs(1_800)).await.try_into().unwrap();
+        assert!(matches!(error.failure(), BatchFailure::Stuck(_)), "{error}");
+        assert_eq!(provider.calls_of(&Method::POST, "cancel"), 3);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_an_exit_a_batch_is_told_as_cancelled_only_if_it_is() {
+    let provider = Provider::new();
+    provider.state().uncancelled = vec![(500, ""); 40];
+    let open = builder(&provider, &["a"], &MemoryBatches::new()).cancel_on_exit(true);
+    let service: BatchService = open.open(provider.service()).await.unwrap();
+    let mut some = rows(&service, prompts(3));
+    run(&mut some, secs(10)).await;
+    let told = service.handle().shutdown().await;
+    assert_eq!((told.cancelled.len(), told.left.len()), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_cancel_that_somebody_else_made_is_not_taken_for_ours() {
     let provider = Provider::new();
     provider.plan([Plan { stuck: true, ..Plan::default() }]);
@@ -524,6 +759,31 @@ async fn a_batch_that_does_not_end_in_its_time_is_asked_about_once_more_and_give
     assert!(matches!(error.failure(), BatchFailure::Deadline(_)) && !error.failure().goes_direct(), "{error}");
     let last = *provider.state().batches[0].polls.last().unwrap() - begin;
     assert!(last >= secs(24 * 3_600 + 1_800) && last < secs(24 * 3_600 + 1_810), "{last:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_fail_for_ever_end_when_the_batchs_time_is_up() {
+    type Is = fn(&BatchFailure) -> bool;
+    let cases: [(&'static str, bool, Is); 3] = [
+        ("msgbatch_1", false, |failure| matches!(failure, BatchFailure::Deadline(_))),
+        ("results", false, |failure| matches!(failure, BatchFailure::Unread { .. })),
+        ("batches", true, |failure| matches!(failure, BatchFailure::Unlisted { .. })),
+    ];
+    for (path, lost, is_it) in cases {
+        let provider = Provider::new();
+        provider.plan([Plan { lost, ..Plan::default() }]);
+        provider.instead(5_000, (Method::GET, path), 500, "");
+        let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+        let mut some = rows(&service, prompts(3));
+        let before = run(&mut some, secs(24 * 3_600)).await;
+        assert!(before.iter().all(Option::is_none), "{path}: before");
+        for error in errors(&mut some, secs(2 * 3_600)).await {
+            assert!(is_it(error.failure()) && error.request().is_some(), "{path}: {error}");
+        }
+        provider.state().instead.clear();
+        answers(&mut again(&service, prompts(3)), secs(3_600)).await;
+        assert_eq!(provider.created(), 1, "{path}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -658,21 +918,25 @@ async fn an_answer_that_nobody_took_is_read_again_for_who_asks_again() {
     assert_eq!((provider.created(), provider.calls_of(&Method::GET, "results")), (1, 2));
 }
 
-/// Records of which each takes three seconds.
+/// Records of which each takes three seconds, as a body does.
 #[derive(Clone)]
 struct Slow(MemoryBatches);
 
 impl BatchStore for Slow {
     type Load = <MemoryBatches as BatchStore>::Load;
-    type Row = <MemoryBatches as BatchStore>::Row;
-    type Write = std::pin::Pin<Box<dyn std::future::Future<Output = Result<(), BoxError>> + Send>>;
+    type Row = Pin<Box<dyn std::future::Future<Output = Result<Option<Bytes>, BoxError>> + Send>>;
+    type Write = Pin<Box<dyn std::future::Future<Output = Result<(), BoxError>> + Send>>;
 
     fn load(&self) -> Self::Load {
         self.0.load()
     }
 
     fn row(&self, token: Token, place: u32) -> Self::Row {
-        self.0.row(token, place)
+        let row = self.0.row(token, place);
+        Box::pin(async {
+            tokio::time::sleep(secs(3)).await;
+            row.await
+        })
     }
 
     fn write(&self, change: BatchChange) -> Self::Write {
@@ -681,6 +945,100 @@ impl BatchStore for Slow {
             tokio::time::sleep(secs(3)).await;
             written.await
         })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_handed_back_and_asks_again_at_once_finds_the_same_batch() {
+    let provider = Provider::new();
+    for _ in 0..6 {
+        provider.fault(Method::GET, "results", 404);
+    }
+    let service = service(&provider, &["a"], &Slow(MemoryBatches::new())).await;
+    let mut some = rows(&service, prompts(3));
+    let [error] = errors(&mut some[..1], secs(3_600)).await.try_into().unwrap();
+    assert!(matches!(error.failure(), BatchFailure::Unread { .. }), "{error}");
+    // The others have yet to be handed back.
+    some[0] = task::spawn(service.clone().call(ask("row 0")));
+    errors(&mut some, secs(3_600)).await;
+    assert_eq!(provider.created(), 1);
+    answers(&mut again(&service, prompts(3)), secs(3_600)).await;
+    assert_eq!(provider.created(), 1);
+}
+
+/// Records that cannot always be read.
+#[derive(Clone, Default)]
+struct Broken(MemoryBatches, Arc<AtomicBool>);
+
+impl BatchStore for Broken {
+    type Load = std::future::Ready<Result<Vec<(Token, Bytes)>, BoxError>>;
+    type Row = <MemoryBatches as BatchStore>::Row;
+    type Write = <MemoryBatches as BatchStore>::Write;
+
+    fn load(&self) -> Self::Load {
+        match self.1.load(SeqCst) {
+            true => std::future::ready(Err("no".into())),
+            false => self.0.load(),
+        }
+    }
+
+    fn row(&self, token: Token, place: u32) -> Self::Row {
+        self.0.row(token, place)
+    }
+
+    fn write(&self, change: BatchChange) -> Self::Write {
+        self.0.write(change)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_cannot_be_read_just_now_is_not_one_that_is_gone() {
+    let provider = Provider::new();
+    let store = Broken::default();
+    let service = service(&provider, &["a"], &store).await;
+    let mut some = rows(&service, prompts(2));
+    run(&mut some[..1], secs(600)).await;
+    drop(some);
+    store.1.store(true, SeqCst);
+    for _ in 0..2 {
+        let [error] = errors(&mut again(&service, ["row 1"]), secs(600)).await.try_into().unwrap();
+        assert!(matches!(error.failure(), BatchFailure::Store(_)), "{error}");
+    }
+    store.1.store(false, SeqCst);
+    answers(&mut again(&service, ["row 1"]), secs(600)).await;
+    assert_eq!(provider.created(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_panic_the_batch_stands_and_answers_who_asks_again() {
+    for created in [true, false] {
+        let provider = Provider::new();
+        let api = Narrow::new(0, 1_000);
+        api.panics(if created { "retrieved" } else { "created" });
+        let service = builder(&provider, &["a"], &MemoryBatches::new()).chunk_rows(10).api(api.clone());
+        let service: BatchService = service.open(provider.service()).await.unwrap();
+        let mut some = again(&service, prompts(2));
+        let mut ends = [None, None];
+        for _ in 0..1_000 {
+            for (row, end) in some.iter_mut().zip(&mut ends) {
+                if end.is_none() {
+                    let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| row.poll()));
+                    if let Ok(Poll::Ready(of)) = polled {
+                        *end = Some(of.expect_err("it is not answered"));
+                    }
+                }
+            }
+            if ends.iter().all(Option::is_some) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        drop(some);
+        for error in ends.into_iter().flatten() {
+            assert!(matches!(error.failure(), BatchFailure::Broken(_)), "{error}");
+        }
+        answers(&mut again(&service, prompts(2)), secs(3_600)).await;
+        assert_eq!(provider.created(), 1, "created: {created}");
     }
 }
 
@@ -861,13 +1219,26 @@ async fn settings_out_of_range_are_refused_by_name() {
 /// Anthropic, where the first batches fail, since the org's queue is full, and rows are small.
 #[derive(Clone, Debug)]
 struct Narrow {
-    crowded: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+    crowded: Arc<AtomicUsize>,
     most: usize,
+    /// What panics, once.
+    panics: Arc<Mutex<Option<&'static str>>>,
+    /// What has ended has failed.
+    fails: bool,
 }
 
 impl Narrow {
     fn new(crowded: usize, most: usize) -> Self {
-        Narrow { crowded: std::sync::Arc::new(crowded.into()), most }
+        Narrow { crowded: Arc::new(crowded.into()), most, panics: Arc::default(), fails: false }
+    }
+
+    fn panics(&self, name: &'static str) {
+        *self.panics.lock().unwrap() = Some(name);
+    }
+
+    fn is_in(&self, name: &str) {
+        let panics = self.panics.lock().unwrap().take_if(|panics| *panics == name);
+        assert!(panics.is_none(), "as told");
     }
 }
 
@@ -884,7 +1255,6 @@ impl BatchApi for Narrow {
         uploaded(answer: &Response<Bytes>) -> Result<String, ApiError>;
         create(group: &Group, token: &str, file: Option<&str>, rows: &[Bytes]) -> Request<Bytes>;
         retrieve(id: &str) -> Request<Bytes>;
-        retrieved(answer: &Response<Bytes>) -> Result<Remote, ApiError>;
         cancel(id: &str) -> Request<Bytes>;
         list(after: Option<&str>) -> Request<Bytes>;
         listed(answer: &Response<Bytes>) -> Result<Page, ApiError>;
@@ -898,9 +1268,18 @@ impl BatchApi for Narrow {
         if bytes > most { Err(RowError::TooLarge { bytes, most }) } else { Anthropic.row(custom_id, request) }
     }
 
+    fn retrieved(&self, answer: &Response<Bytes>) -> Result<Remote, ApiError> {
+        self.is_in("retrieved");
+        let mut remote = Anthropic.retrieved(answer)?;
+        if self.fails && matches!(remote.state, RemoteState::Ended(_)) {
+            remote.state = RemoteState::Failed { reason: "as told".to_owned(), queue_full: false, rows: vec![] };
+        }
+        Ok(remote)
+    }
+
     fn created(&self, answer: &Response<Bytes>) -> Result<Remote, ApiError> {
+        self.is_in("created");
         let mut remote = Anthropic.created(answer)?;
-        use std::sync::atomic::Ordering::SeqCst;
         if self.crowded.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok() {
             let reason = "token_limit_exceeded".to_owned();
             remote.state = RemoteState::Failed { reason, queue_full: true, rows: vec![] };
@@ -925,6 +1304,30 @@ async fn rows_wait_for_room_in_the_orgs_queue_and_go_in_smaller_batches() {
     assert!((60..95).contains(&waits[3]), "or until a batch is seen to have ended: {waits:?}");
     let sizes: Vec<_> = provider.state().batches.iter().map(|batch| batch.rows.len()).collect();
     assert_eq!(sizes, [8, 8, 4, 4, 2, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_failed_batch_has_done_is_read_and_not_paid_for_again() {
+    for archived in [false, true] {
+        let provider = Provider::new();
+        provider
+            .plan([Plan { expires: Some(4), archived, ..Plan::default() }, Plan { stuck: true, ..Plan::default() }]);
+        let api = Narrow { fails: true, ..Narrow::new(0, 1_000) };
+        let service = builder(&provider, &["a"], &MemoryBatches::new()).chunk_rows(10).api(api);
+        let service: BatchService = service.open(provider.service()).await.unwrap();
+        let mut some = rows(&service, prompts(10));
+        let ends = run(&mut some, secs(600)).await;
+        let sizes: Vec<_> = provider.state().batches.iter().map(|batch| batch.rows.len()).collect();
+        if archived {
+            let is_unread =
+                |end: Result<_, BatchError<_>>| matches!(end.unwrap_err().failure(), BatchFailure::Unread { .. });
+            assert!(ends.into_iter().all(|end| is_unread(end.expect("it has ended"))));
+            assert_eq!(sizes, [10]);
+        } else {
+            let answered = ends.into_iter().flatten().filter(Result::is_ok).count();
+            assert_eq!((answered, &sizes[..]), (4, &[10, 6][..]));
+        }
+    }
 }
 
 // The end of a process.
@@ -961,6 +1364,68 @@ async fn a_later_process_goes_on_wherever_an_earlier_one_was_killed_and_submits_
             );
         }
     }
+}
+
+/// The provider's clock, `by` so many seconds behind.
+fn behind(provider: &Provider, by: &Arc<AtomicUsize>) -> impl Fn() -> SystemTime + Send + Sync + 'static {
+    let (clock, by) = (provider.clock(), by.clone());
+    move || clock() - secs(by.load(SeqCst) as u64)
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_a_row_that_was_in_two_batches_the_later_one_counts_though_the_clock_was_set_back() {
+    let (provider, store, by) = (Provider::new(), MemoryBatches::new(), Arc::new(AtomicUsize::new(0)));
+    provider.plan([Plan { expires: Some(1), ..Plan::default() }, Plan { takes: Some(secs(900)), ..Plan::default() }]);
+    let open = builder(&provider, &["a"], &store).chunk_rows(10).clock(behind(&provider, &by));
+    let first: BatchService = open.open(provider.service()).await.unwrap();
+    let mut some = rows(&first, prompts(10));
+    run(&mut some, secs(10)).await;
+    by.store(3_600, SeqCst);
+    run(&mut some, secs(200)).await;
+    assert_eq!(provider.created(), 2);
+    drop((some, first));
+    let next = service(&provider, &["a"], &store).await;
+    answers(&mut rows(&next, prompts(10).into_iter().skip(1)), secs(3_600)).await;
+    assert_eq!(provider.created(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_goes_on_with_an_earlier_batch_of_a_row_does_not_take_it_out_of_the_later_one() {
+    let (provider, store) = (Provider::new(), MemoryBatches::new());
+    let takes = Some(secs(900));
+    provider.plan([Plan { expires: Some(0), takes, ..Plan::default() }, Plan { takes, ..Plan::default() }]);
+    let open = async || service(&provider, &["a"], &store).await;
+    let first = open().await;
+    let mut some = rows(&first, prompts(10));
+    run(&mut some, secs(10)).await;
+    drop((some, first));
+    // Half of its rows go into the next one.
+    let second = open().await;
+    let mut some = rows(&second, prompts(5));
+    run(&mut some, secs(1_100)).await;
+    assert_eq!(provider.created(), 2);
+    drop((some, second));
+    // One of the others is asked for first.
+    let third = open().await;
+    answers(&mut rows(&third, ["row 5"]), secs(3_600)).await;
+    answers(&mut rows(&third, prompts(5)), secs(3_600)).await;
+    let sizes: Vec<_> = provider.state().batches.iter().map(|batch| batch.rows.len()).collect();
+    assert_eq!(sizes, [10, 5, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_of_a_time_when_the_clock_was_wrong_is_not_taken_for_old() {
+    let (provider, store) = (Provider::new(), MemoryBatches::new());
+    provider.plan([Plan { takes: Some(secs(900)), ..Plan::default() }]);
+    let years = Arc::new(AtomicUsize::new(usize::try_from(provider::EPOCH).unwrap() - 60));
+    let open = builder(&provider, &["a"], &store).chunk_rows(10).clock(behind(&provider, &years));
+    let first: BatchService = open.open(provider.service()).await.unwrap();
+    let mut some = rows(&first, prompts(10));
+    run(&mut some, secs(10)).await;
+    drop((some, first));
+    let next = service(&provider, &["a"], &store).await;
+    answers(&mut rows(&next, prompts(10)), secs(3_600)).await;
+    assert_eq!((provider.created(), provider.state().cancels), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -49,7 +49,7 @@ fn faults(org: &str, kind: Kind) -> BatchConfig {
         .not_found(0.02);
     match (kind, org) {
         (Kind::Sound | Kind::Faulty, _) => batch,
-        // A stuck batch is cancelled by us before it expires; but not one whose reply was lost, where that is certain only at its end.
+        // A stuck batch is cancelled by us before it expires; but not one whose reply was lost, of which that is not certain.
         (Kind::Mixed, "a") => batch.stuck(0.15).all_error(0.1).row_overloaded(0.03).expires_after_s(12.0),
         (Kind::Mixed, _) => batch.expired(0.3).row_api_error(0.05).expires_after_s(1.5),
     }
@@ -178,8 +178,13 @@ impl Run {
         }
         let mut said = String::new();
         child.stderr.take().unwrap().read_to_string(&mut said).await.unwrap();
-        assert!(status.success(), "{}: {status}: {said}", self.name);
+        assert!(status.success() || self.may_be_in_doubt(status.code()), "{}: {status}: {said}", self.name);
         false
+    }
+
+    /// Rows of a stuck batch whose reply was lost are handed back after a while, to be asked for again: whose it is, is certain only at its end.
+    fn may_be_in_doubt(&self, code: Option<i32>) -> bool {
+        self.kind == Kind::Mixed && self.dialect == Dialect::Anthropic && code == Some(1)
     }
 
     /// Kills it as often as it may be, and lets it finish: every id has one line, with its own answer.
@@ -195,7 +200,11 @@ impl Run {
             }
             told.kills += 1;
         }
-        let output = self.start(&[]).wait_with_output().await.unwrap();
+        let mut output = self.start(&[]).wait_with_output().await.unwrap();
+        let end = Instant::now() + Duration::from_secs(60);
+        while self.may_be_in_doubt(output.status.code()) && Instant::now() < end {
+            output = self.start(&[]).wait_with_output().await.unwrap();
+        }
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}: {}: {said}\n{:?}", self.name, output.status, self.batch_truth());
         let rows = self.rows();
@@ -338,8 +347,9 @@ async fn twenty_thousand_rows_and_fifty_kills() {
         let told = run.campaign().await;
         let (seconds, truth) = (started.elapsed().as_secs_f64(), run.server.truth());
         println!("{dialect:?}: {seconds:.0} s, {told:?}, {:?}, {:?}", truth.batch(), truth.rows);
-        // Those that were needed, for rows that went into a second one too, and what each life may leave in one that is not full.
-        let needed = (BIG.ids as u64 + told.submitted_more).div_ceil(BIG.rows as u64);
+        // What all rows that were submitted fill, and what each life may leave in one that is not full.
+        let needed = truth.batch().rows.div_ceil(BIG.rows as u64);
+        println!("{dialect:?}: {needed} batches needed, {} made, {} kills", told.batches, told.kills);
         assert!(told.batches <= needed + told.kills, "{needed}: {told:?}");
     }
 }

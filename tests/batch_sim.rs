@@ -16,7 +16,10 @@ use serde_json::json;
 use tower::{Service, ServiceExt};
 use tower_quota::{
     aimd::Held,
-    batch::{BatchBuilder, BatchChange, BatchService, BatchStore, MemoryBatches, Route, RouteError, Token, Way},
+    batch::{
+        ApiError, BatchApi, BatchBuilder, BatchChange, BatchFailure, BatchService, BatchStore, Bounds, Group, Match,
+        MemoryBatches, OpenAi, Page, Remote, Route, RouteError, Row, RowError, RowResult, Submission, Token, Way,
+    },
     drive::{Drive, DriveError},
     journal::FileStore,
     judge::Answer,
@@ -80,6 +83,11 @@ fn ask(dialect: Dialect, row: usize, word: Option<&str>) -> Request<Body> {
 
 type Ended = Result<Response<AnswerBody>, DriveError<RouteError<RetryError<Request<Body>, Error>, Request<Body>>>>;
 
+/// The reply to its submission was lost, and what may be its batch is stuck: it is to be asked for again.
+fn is_in_doubt(failure: &BatchFailure) -> bool {
+    matches!(failure, BatchFailure::Unlisted { .. })
+}
+
 /// What a request came to, without what differs between two calls.
 fn end(end: Ended) -> String {
     match end {
@@ -124,12 +132,24 @@ async fn every_row_has_one_answer_and_is_billed_once_whatever_goes_wrong_with_ba
         let direct = Stack::new(orgs(dialect)).build(client(&sim)).unwrap();
         let route = Route::new(direct, service.clone(), Way::Batch);
         let bound = service.live_bound();
-        let mut drive = Drive::iter(route, (0..4_000).map(|row| (row, ask(dialect, row, None))), bound).unwrap();
         let mut seen = vec![0; 4_000];
-        while let Some((row, result)) = drive.next().await {
-            let said = end(result);
-            assert!(said.starts_with("200 OK Ok"), "row {row}: {said}");
-            seen[row] += 1;
+        let mut left: Vec<_> = (0..4_000).collect();
+        while !left.is_empty() {
+            let asked = left.clone().into_iter().map(|row| (row, ask(dialect, row, None)));
+            let mut drive = Drive::iter(route.clone(), asked, bound).unwrap();
+            left.clear();
+            while let Some((row, result)) = drive.next().await {
+                if matches!(&result, Err(DriveError::Service(RouteError::Batch(error))) if is_in_doubt(error.failure()))
+                {
+                    left.push(row);
+                    continue;
+                }
+                let said = end(result);
+                assert!(said.starts_with("200 OK Ok"), "row {row}: {said}");
+                seen[row] += 1;
+            }
+            assert!(left.is_empty() || dialect == Dialect::Anthropic && left.len() <= 400, "{}", left.len());
+            tokio::time::sleep(Duration::from_secs(3_600)).await;
         }
         assert!(seen.iter().all(|times| *times == 1));
         let (truth, batch) = (sim.truth(), sim.truth().batch());
@@ -300,4 +320,69 @@ async fn a_run_that_is_killed_again_and_again_loses_and_pays_nothing() {
         assert_eq!((truth.rows.billed_once, truth.rows.billed_more), (600, 0), "{batch:?}");
         assert_eq!((batch.rows_again_while_open, batch.rows_again_after_billed), (0, 0), "{batch:?}");
     }
+}
+
+/// OpenAI's way at a provider that keeps no metadata: a batch is known by its file alone.
+#[derive(Debug)]
+struct Unmarked;
+
+macro_rules! as_openai {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)+) => {
+        $(fn $name(&self, $($arg: $type),*) -> $out { OpenAi.$name($($arg),*) })+
+    };
+}
+
+impl BatchApi for Unmarked {
+    as_openai! {
+        bounds() -> Bounds;
+        row(custom_id: &str, request: &Request<Bytes>) -> Result<Row, RowError>;
+        upload(token: &str, rows: &[Bytes]) -> Option<Request<Bytes>>;
+        uploaded(answer: &Response<Bytes>) -> Result<String, ApiError>;
+        create(group: &Group, token: &str, file: Option<&str>, rows: &[Bytes]) -> Request<Bytes>;
+        created(answer: &Response<Bytes>) -> Result<Remote, ApiError>;
+        retrieve(id: &str) -> Request<Bytes>;
+        retrieved(answer: &Response<Bytes>) -> Result<Remote, ApiError>;
+        cancel(id: &str) -> Request<Bytes>;
+        list(after: Option<&str>) -> Request<Bytes>;
+        listed(answer: &Response<Bytes>) -> Result<Page, ApiError>;
+        results(remote: &Remote) -> Vec<Request<Bytes>>;
+        result(line: &[u8]) -> Result<Option<RowResult>, ApiError>;
+    }
+
+    fn matches(&self, remote: &Remote, submission: &Submission<'_>) -> Match {
+        let mut remote = remote.clone();
+        remote.token = None;
+        OpenAi.matches(&remote, submission)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_later_process_finds_a_batch_by_the_file_that_was_uploaded_for_it() {
+    let sim = sim(Dialect::OpenAi, BatchConfig::new());
+    let store = MemoryBatches::new();
+    // It is done, and the process ends before the reply comes.
+    let wire = sim.clone();
+    let silent = tower::service_fn(move |request: Request<Body>| {
+        let is_create = request.uri().path() == "/v1/batches" && request.method() == http::Method::POST;
+        let answer = wire.service().oneshot(request);
+        async move {
+            let answer = answer.await;
+            if is_create {
+                std::future::pending::<()>().await;
+            }
+            answer
+        }
+    });
+    let first: BatchService = builder(&sim, store.clone()).api(Unmarked).chunk_rows(5).open(silent).await.unwrap();
+    let asked = || (0..5).map(|row| (row, ask(Dialect::OpenAi, row, None)));
+    let mut drive = Drive::iter(first, asked(), 5).unwrap();
+    let nothing = tokio::time::timeout(Duration::from_secs(60), drive.next()).await;
+    assert!(nothing.is_err() && sim.truth().batch().created == 1);
+    drop(drive);
+    let next: BatchService = builder(&sim, store).api(Unmarked).chunk_rows(5).open(client(&sim)).await.unwrap();
+    let mut drive = Drive::iter(next, asked(), 5).unwrap();
+    while let Some((row, result)) = drive.next().await {
+        assert!(result.unwrap_or_else(|error| panic!("{row}: {error}")).status().is_success());
+    }
+    assert_eq!(sim.truth().batch().created, 1);
 }

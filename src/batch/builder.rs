@@ -256,7 +256,9 @@ impl BatchBuilder {
                     "the record of batch submission {token} cannot be read: it is damaged, or of a later version"
                 )))
             })?;
-            let is_old = now.duration_since(record.since).is_ok_and(|age| age > KEPT);
+            // By the provider's clock too: ours may have been wrong when it was written.
+            let latest = record.expires.max(record.created).max(Some(record.since)).unwrap_or(record.since);
+            let is_old = now.duration_since(latest).is_ok_and(|age| age > KEPT);
             if is_old { gone.push(token) } else { records.push(record) }
         }
         for token in gone {

@@ -74,8 +74,8 @@ pub enum BatchFailure {
         /// Why they cannot be read.
         said: Arc<str>,
     },
-    /// The reply to its submission was lost, and the org's batches, or their results, cannot be looked through: whether there is a batch is
-    /// not known, and nothing is submitted again.
+    /// The reply to its submission was lost, and the org's batches, or their results, cannot be looked through, or one that may be it is
+    /// [stuck](super::BatchBuilder::stuck_after): whether there is a batch is not known, and nothing is submitted again.
     Unlisted {
         /// The org.
         org: Arc<str>,
@@ -186,7 +186,7 @@ impl fmt::Display for BatchFailure {
             BatchFailure::Unlisted { org, said } => {
                 write!(
                     f,
-                    "the reply to a submission to org {org} was lost, and its batches cannot be listed ({said}): look there whether it runs"
+                    "the reply to a submission to org {org} was lost, and whether there is a batch is not known ({said}): look there; {AGAIN}"
                 )
             }
             BatchFailure::Closed(Some(batch)) => write!(f, "the service was shut down; {batch} is submitted: {AGAIN}"),

@@ -84,6 +84,7 @@
 //! | no request for a batch, or too large for one | [`BatchFailure::Row`] |
 //! | in a batch that is refused as a whole | the batch is split until the row that is to blame stands alone: [`BatchFailure::Refused`] |
 //! | in a batch for which the org's queue is full | it waits for another batch to end, and goes in smaller ones if need be |
+//! | counted by the batch as a success, and not in its results however often these are read | [`BatchFailure::Unread`]: the batch stays recorded, and is read again when it is asked for again |
 //! | to be submitted to an org that is dead | to a sibling |
 //! | in a batch of an org that has died | [`BatchFailure::OrgOut`]: the batch stays recorded, and answers when the key is mended |
 //!
@@ -101,7 +102,9 @@
 //! submitted again. Records are kept as long as Anthropic keeps results, 29 days.
 //!
 //! Known limits: a journal's file that is damaged is salvaged without the records of its batches. Two processes that submit batches of the
-//! same size to one org at Anthropic may, after a lost reply, wait for one another's batches to end. An idle service drives nothing: keep polling whoever waits.
+//! same size to one org at Anthropic within an hour may, after a lost reply, wait for one another's batches to end; one that is
+//! [stuck](BatchBuilder::stuck_after) is not waited for longer, and the rows are handed back as [`BatchFailure::Unlisted`]. An idle
+//! service drives nothing: keep polling whoever waits.
 //!
 //! # Tower's contract
 //!

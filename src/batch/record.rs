@@ -1,7 +1,7 @@
 //! What is kept of a batch, and how it is written. Pure.
 //!
-//! `version (1) | phase (1) | why cancelled (1) | token (16) | since, created, expires (8 each, milliseconds) | org | id | file | path |
-//! query | headers | keys`; texts with their length before them, all numbers little-endian. No key of an org is in it: of a request's
+//! `version (1) | phase (1) | why cancelled (1) | token (16) | order (8) | since, created, expires (8 each, milliseconds) | org | id | file |
+//! path | query | headers | keys`; texts with their length before them, all numbers little-endian. No key of an org is in it: of a request's
 //! headers only those are kept that its [`Group`] names. The bodies of its rows stand apart, under the token and their place.
 
 use std::{
@@ -15,7 +15,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, request};
 use super::Group;
 use crate::{journal::Key, org::Family};
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// The name of one submission: ours, drawn, and of no other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -79,6 +79,8 @@ pub(super) enum Why {
 pub(super) struct Record {
     pub(super) token: Token,
     pub(super) phase: Phase,
+    /// Of the records that a row is in the one with the highest counts: clocks are set back.
+    pub(super) order: u64,
     /// When it was about to be submitted, by our clock.
     pub(super) since: SystemTime,
     /// By the provider's clock.
@@ -168,6 +170,7 @@ impl Record {
         out.put_slice(&[VERSION, phase]);
         out.put_u8(why.map_or(0, |why| if why == Why::Stuck { 1 } else { 2 }));
         out.put_slice(self.token.as_bytes());
+        out.put_u64_le(self.order);
         [Some(self.since), self.created, self.expires].into_iter().for_each(|at| out.put_u64_le(millis(at)));
         text(&mut out, Some(self.org.as_bytes()));
         text(&mut out, self.id.as_deref().map(str::as_bytes));
@@ -204,6 +207,7 @@ impl Record {
             return None;
         }
         let token = Token(take(&mut rest)?);
+        let order = u64::from_le_bytes(take(&mut rest)?);
         let [since, created, expires] = [(); 3].map(|()| Some(time(u64::from_le_bytes(take(&mut rest)?))));
         let (since, created, expires) = (since??, created?, expires?);
         let org = read_string(&mut rest)??;
@@ -225,7 +229,7 @@ impl Record {
             keys.push(Key::from_bytes(take(&mut rest)?));
         }
         let head = RowHead { path, query, headers };
-        Some(Record { token, phase, since, created, expires, org, id, file, head, keys })
+        Some(Record { token, phase, order, since, created, expires, org, id, file, head, keys })
     }
 }
 
@@ -311,14 +315,14 @@ mod tests {
     proptest! {
         #[test]
         fn it_is_read_as_it_was_written(
-            token: [u8; 16], phase in phases(), since in 1u64..1 << 44, created: Option<u32>, expires: Option<u32>,
+            token: [u8; 16], phase in phases(), order: u64, since in 1u64..1 << 44, created: Option<u32>, expires: Option<u32>,
             org: String, id: Option<String>, file: Option<String>, query: Option<String>, value in "[ -~]{0,9}", keys: Vec<[u8; 32]>,
             at: prop::sample::Index,
         ) {
             let later = |secs: u32| SystemTime::UNIX_EPOCH + Duration::from_secs(u64::from(secs) + 1);
             let headers = vec![(HeaderName::from_static("anthropic-beta"), HeaderValue::from_str(&value).unwrap()); 2];
             let record = Record {
-                token: Token(token), phase, since: SystemTime::UNIX_EPOCH + Duration::from_millis(since),
+                token: Token(token), phase, order, since: SystemTime::UNIX_EPOCH + Duration::from_millis(since),
                 created: created.map(later), expires: expires.map(later), org, id, file,
                 head: RowHead { path: "/v1/messages".to_owned(), query, headers },
                 keys: keys.into_iter().map(Key::from_bytes).collect(),

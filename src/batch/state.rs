@@ -67,6 +67,8 @@ pub(super) struct State {
     opened: u64,
     pub(super) orgs: Vec<Places>,
     next_org: usize,
+    /// The highest [order](Record::order) of a record.
+    orders: u64,
     /// Rows of batches that nobody has asked for yet.
     recorded: HashMap<Key, Token>,
     /// Their records; where one is not here it is in the store.
@@ -220,8 +222,9 @@ impl Shared {
         let mut state = self.lock();
         let mut records = records;
         // Of a row that was in several the last one counts.
-        records.sort_by_key(|record| (record.since, record.token));
+        records.sort_by_key(|record| record.order);
         for record in records {
+            state.orders = record.order;
             if let Some(id) = &record.id {
                 state.known.insert(id.as_str().into(), record.token);
             }
@@ -397,17 +400,34 @@ impl Shared {
         wanted
     }
 
-    /// Ends all rows of a batch that are left.
-    pub(super) fn end_all(&self, token: Token, failure: &BatchFailure) {
+    /// Hands back a row of a batch whose record stands.
+    pub(super) fn hand_back(&self, token: Token, key: Key, failure: BatchFailure, body: Option<Bytes>) {
+        let wakes = self.lock().hand_back(token, key, failure, body);
+        Wakes(wakes).wake(&self.works);
+    }
+
+    /// Hands back all rows of a batch that are left. Its record stands, unless it is `lost`.
+    pub(super) fn hand_back_all(&self, token: Token, failure: &BatchFailure, lost: bool) {
         let mut state = self.lock();
         let left = |(key, row): (&Key, &Row)| (row.place == Place::Batch(token) && row.end.is_none()).then_some(*key);
         let keys: Vec<_> = state.rows.iter().filter_map(left).collect();
         let mut wakes = Wakes::default();
         for key in keys {
-            wakes.0.extend(state.end(key, Some(token), End::Back(failure.clone(), None)).1);
+            wakes.0.extend(state.hand_back(token, key, failure.clone(), None));
+            if lost {
+                state.forget_recorded(key, token);
+            }
         }
         drop(state);
         wakes.wake(&self.works);
+    }
+
+    /// The same of a batch that is to be under way no more: its record is kept for who asks again.
+    pub(super) fn hand_back_record(self: &Arc<Self>, record: &Record, failure: &BatchFailure) {
+        self.hand_back_all(record.token, failure, false);
+        while !self.finish(record, &record.keys) {
+            self.hand_back_all(record.token, failure, false);
+        }
     }
 
     /// How a row has ended; else `number` is woken when it has.
@@ -447,13 +467,7 @@ impl Shared {
     pub(super) fn finish(self: &Arc<Self>, record: &Record, unclaimed: &[Key]) -> bool {
         let token = record.token;
         let mut state = self.lock();
-        let waits = |key: &Key| {
-            state
-                .rows
-                .get(key)
-                .is_some_and(|row| row.place == Place::Batch(token) && row.end.is_none() && row.callers > 0)
-        };
-        if record.keys.iter().any(waits) {
+        if record.keys.iter().any(|key| state.waits(token, *key).is_some()) {
             return false;
         }
         for key in &record.keys {
@@ -463,9 +477,9 @@ impl Shared {
             }
         }
         for key in unclaimed {
-            // Unless it is in another one by now. Of this one a caller may be still to be told.
+            // Unless it is in another one by now, or stands in a later one. Of this one a caller may be still to be told.
             if state.rows.get(key).is_none_or(|row| row.place == Place::Batch(token)) {
-                state.recorded.insert(*key, token);
+                state.recorded.entry(*key).or_insert(token);
             }
         }
         let is_recorded = record.keys.iter().any(|key| state.recorded.get(key) == Some(&token));
@@ -475,10 +489,19 @@ impl Shared {
         true
     }
 
-    /// A batch is under way no more; whether it has left room in its org's queue.
-    pub(super) fn gone(self: &Arc<Self>, token: Token, left_room: bool) {
+    /// A batch of these rows is under way no more; whether it has left room in its org's queue.
+    pub(super) fn gone(self: &Arc<Self>, token: Token, keys: Option<&[Key]>, left_room: bool) {
         let mut state = self.lock();
         state.under_way.remove(&token);
+        // Somebody may have come since the last look at them.
+        let waits = match keys {
+            Some(keys) => keys.iter().any(|key| state.waits(token, *key).is_some()),
+            None => state.rows.values().any(|row| row.is_waited_for(token)),
+        };
+        let again = waits.then(|| {
+            state.under_way.insert(token);
+            state.records.remove(&token)
+        });
         let seen = state.batches.remove(&token);
         if let Some(places) = seen.and_then(|seen| state.orgs.get_mut(seen.org)) {
             places.taken = places.taken.saturating_sub(1);
@@ -489,6 +512,9 @@ impl Shared {
         let closers = Wakes(mem::take(&mut state.closers));
         drop(state);
         closers.wake(&self.works);
+        if let Some(record) = again {
+            self.works.add(Course::resume(self.clone(), token, record));
+        }
         self.pump();
     }
 
@@ -627,10 +653,18 @@ impl State {
         (true, mem::take(&mut row.waiting))
     }
 
+    /// Ends a row of a batch whose record stands: who asks for it again, from this moment on, finds the batch. Whom to wake.
+    fn hand_back(&mut self, token: Token, key: Key, failure: BatchFailure, body: Option<Bytes>) -> Vec<u64> {
+        let (wanted, wakes) = self.end(key, Some(token), End::Back(failure, body));
+        if wanted {
+            self.recorded.insert(key, token);
+        }
+        wakes
+    }
+
     /// Whether a row of this batch is waited for; in how many batches it was before.
     pub(super) fn waits(&self, token: Token, key: Key) -> Option<u8> {
-        let row = self.rows.get(&key)?;
-        (row.place == Place::Batch(token) && row.end.is_none() && row.callers > 0).then_some(row.tries)
+        self.rows.get(&key).filter(|row| row.is_waited_for(token)).map(|row| row.tries)
     }
 
     /// One batch more has not answered it.
@@ -646,6 +680,11 @@ impl State {
         if self.recorded.get(&key) == Some(&token) {
             self.recorded.remove(&key);
         }
+    }
+
+    pub(super) fn next_order(&mut self) -> u64 {
+        self.orders = self.orders.saturating_add(1);
+        self.orders
     }
 
     /// A batch is under way, and has a place at its org.
@@ -677,6 +716,10 @@ impl Row {
     fn new(place: Place) -> Self {
         Row { place, callers: 1, waiting: vec![], tries: 0, end: None, told: false }
     }
+
+    fn is_waited_for(&self, token: Token) -> bool {
+        self.place == Place::Batch(token) && self.end.is_none() && self.callers > 0
+    }
 }
 
 impl Places {
@@ -688,5 +731,50 @@ impl Places {
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").field("api", &self.api).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::record::RowHead, *};
+    use crate::batch::{BatchService, MemoryBatches};
+
+    /// A batch of an earlier process, and who is there to go on with it.
+    async fn remembered() -> (BatchService, Record) {
+        let orgs = crate::org::Orgs::new([Org::new("a")]).unwrap();
+        let silent = tower::service_fn(|_: Request<http_body_util::Full<Bytes>>| {
+            std::future::pending::<Result<Response<http_body_util::Full<Bytes>>, std::io::Error>>()
+        });
+        let service: BatchService = BatchService::builder(orgs, MemoryBatches::new()).open(silent).await.unwrap();
+        let token = Token::draw();
+        let record = Record {
+            token,
+            phase: Phase::Submitted,
+            order: 1,
+            since: SystemTime::now(),
+            created: None,
+            expires: None,
+            org: "a".to_owned(),
+            id: Some("msgbatch_1".to_owned()),
+            file: None,
+            head: RowHead::default(),
+            keys: vec![Key::from_bytes([7; 32])],
+        };
+        (service, record)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_comes_between_the_last_look_at_a_batch_and_its_leaving_is_not_left_behind() {
+        let (service, record) = remembered().await;
+        let (shared, key) = (service.shared(), record.keys[0]);
+        shared.remember(vec![record.clone()]);
+        // As its course does at its end.
+        shared.lock().under_way.insert(record.token);
+        assert!(shared.finish(&record, &record.keys));
+        shared.join(key, || panic!("it stands in a batch")).unwrap();
+        assert_eq!(shared.works.count(), 0, "there is a course yet");
+        shared.gone(record.token, Some(&record.keys), true);
+        assert_eq!(shared.works.count(), 1, "somebody goes on with it");
+        assert!(shared.lock().under_way.contains(&record.token));
     }
 }

@@ -21,8 +21,8 @@ use crate::{
     quota::Cost,
 };
 
-/// The largest answer that is gathered; results are not, they are read line by line.
-const GATHERED_MOST: usize = 64 << 20;
+/// The largest answer that is gathered; results are not, they are read line by line. A line is no larger either.
+pub(super) const GATHERED_MOST: usize = 64 << 20;
 
 pub(super) type WireBody = Pin<Box<dyn Body<Data = Bytes, Error = BoxError> + Send>>;
 type Sending = Pin<Box<dyn Future<Output = Result<Response<WireBody>, Error>> + Send>>;
@@ -161,8 +161,8 @@ impl Verdict {
             return Verdict::Read;
         }
         let outcome = stamp.map_or_else(by_head, |stamp| stamp.outcome);
-        // These are said before anything is done; of any other failure of a server that is not known.
-        let undone = matches!(status.as_u16(), 429 | 503 | 529);
+        // These are said before anything is done; of any other failure that is not known: a proxy says 503 of what it has forwarded.
+        let undone = matches!(status.as_u16(), 429 | 529);
         Verdict::of_outcome(outcome, !undone)
     }
 

@@ -131,7 +131,7 @@ impl Works {
 
     /// How many works are not finished.
     #[cfg(test)]
-    fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         lock(&self.0).tasks.len()
     }
 

@@ -36,6 +36,12 @@ pub(crate) struct Plan {
     pub(crate) reversed: bool,
     /// Its results break off in the middle, once.
     pub(crate) torn: bool,
+    /// Each row has a line that says that it failed, before the one that says how it ended.
+    pub(crate) doubled: bool,
+    /// So many times its results have three lines only.
+    pub(crate) cut: usize,
+    /// It is done, and its results are not to be had any more.
+    pub(crate) archived: bool,
 }
 
 #[derive(Debug)]
@@ -44,6 +50,7 @@ pub(crate) struct Batch {
     pub(crate) key: String,
     pub(crate) rows: Vec<(String, Value)>,
     plan: Plan,
+    skew: i64,
     pub(crate) created: Instant,
     pub(crate) cancelled: Option<Instant>,
     pub(crate) polls: Vec<Instant>,
@@ -56,11 +63,24 @@ pub(crate) struct State {
     plans: VecDeque<Plan>,
     /// What is answered before anything else: by method and end of the path.
     faults: VecDeque<(Method, &'static str, u16)>,
+    /// What is answered instead of what would be: by method and end of the path.
+    pub(crate) instead: VecDeque<(Method, &'static str, u16, &'static str)>,
     pub(crate) calls: Vec<(String, Method, String)>,
     pub(crate) dead: BTreeMap<String, u16>,
     /// A batch with a row of which this is said is refused.
     pub(crate) poison: Option<&'static str>,
     pub(crate) cancels: usize,
+    /// By so many seconds its clock is ahead.
+    pub(crate) skew: i64,
+    pub(crate) lists_oldest_first: bool,
+    /// Whatever page is asked for.
+    pub(crate) lists_same_page: bool,
+    /// So many batches are on a page; 0 is all.
+    pub(crate) page: usize,
+    /// Until a batch has ended its rows are counted as none.
+    pub(crate) counts_late: bool,
+    /// With what calls to cancel are answered, and nothing is done.
+    pub(crate) uncancelled: Vec<(u16, &'static str)>,
     start: Option<Instant>,
     slow: Option<Duration>,
 }
@@ -89,6 +109,17 @@ impl Provider {
     pub(crate) fn fault(&self, method: Method, path: &'static str, status: u16) -> &Self {
         self.state().faults.push_back((method, path, status));
         self
+    }
+
+    /// So many calls of this method to a path with this end are done, and answered with this all the same.
+    pub(crate) fn instead(
+        &self,
+        times: usize,
+        (method, path): (Method, &'static str),
+        status: u16,
+        body: &'static str,
+    ) {
+        self.state().instead.extend((0..times).map(|_| (method.clone(), path, status, body)));
     }
 
     /// Each call takes so long.
@@ -177,9 +208,10 @@ impl Batch {
         }
     }
 
-    fn shown(&self, start: Instant) -> Value {
+    fn shown(&self, start: Instant, counts_late: bool) -> Value {
         let date = |at: Instant| {
-            let at = SystemTime::UNIX_EPOCH + Duration::from_secs(EPOCH) + (at - start);
+            let at =
+                SystemTime::UNIX_EPOCH + Duration::from_secs(EPOCH.saturating_add_signed(self.skew)) + (at - start);
             humantime::format_rfc3339_seconds(at).to_string()
         };
         let rows = self.rows.len();
@@ -196,12 +228,13 @@ impl Batch {
             ("ended", None) => {
                 json!({"processing": 0, "succeeded": done, "errored": 0, "canceled": 0, "expired": left})
             }
+            _ if counts_late => json!({"processing": 0, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}),
             _ => json!({"processing": rows, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}),
         };
         json!({
             "id": self.id, "type": "message_batch", "processing_status": status, "request_counts": counts,
             "created_at": date(self.created), "expires_at": date(self.created + Duration::from_secs(24 * 3600)),
-            "ended_at": null, "archived_at": null, "cancel_initiated_at": null,
+            "ended_at": null, "archived_at": if self.plan.archived { json!(date(self.created)) } else { Value::Null }, "cancel_initiated_at": null,
             "results_url": if status == "ended" { json!("https://elsewhere.example/results") } else { Value::Null },
         })
     }
@@ -220,6 +253,17 @@ impl Batch {
             .collect();
         if self.plan.reversed {
             lines.reverse();
+        }
+        if self.plan.doubled {
+            let error = |kind| json!({"type": "errored", "error": {"type": "error", "error": {"type": kind, "message": "as told"}}});
+            let kinds = ["api_error", "invalid_request_error"].into_iter().cycle();
+            let failed =
+                self.rows.iter().zip(kinds).map(|((id, _), kind)| json!({"custom_id": id, "result": error(kind)}));
+            lines.splice(0..0, failed.map(|line| line.to_string() + "\n").collect::<Vec<_>>());
+        }
+        if self.plan.cut > 0 {
+            self.plan.cut -= 1;
+            lines.truncate(3);
         }
         let all = lines.concat();
         if self.plan.torn && !self.torn {
@@ -260,8 +304,21 @@ fn refusal(status: u16, kind: &str) -> Option<Response<Full<Bytes>>> {
 }
 
 impl State {
+    pub(crate) fn unarchive(&mut self) {
+        self.batches.iter_mut().for_each(|batch| batch.plan.archived = false);
+    }
+
     fn answer(&mut self, request: Request<Bytes>) -> Option<Response<Full<Bytes>>> {
-        let start = self.start.unwrap();
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let said = self.done(request);
+        let is_it = |(of, end, ..): &(Method, &str, u16, &str)| *of == method && path.ends_with(end);
+        let Some(at) = self.instead.iter().position(is_it) else { return said };
+        let (.., status, body) = self.instead.remove(at).unwrap();
+        Some(Response::builder().status(status).body(Full::new(Bytes::from(body))).unwrap())
+    }
+
+    fn done(&mut self, request: Request<Bytes>) -> Option<Response<Full<Bytes>>> {
+        let (start, counts_late) = (self.start.unwrap(), self.counts_late);
         let key = request.headers()["x-api-key"].to_str().unwrap().to_owned();
         let path = request.uri().path().to_owned();
         let method = request.method().clone();
@@ -297,15 +354,33 @@ impl State {
                 let id = format!("msgbatch_{}", self.batches.len() + 1);
                 let lost = plan.lost;
                 let created = Instant::now();
-                let batch = Batch { id, key, rows, plan, created, cancelled: None, polls: vec![], torn: false };
-                let shown = batch.shown(start);
+                let batch = Batch {
+                    id,
+                    key,
+                    rows,
+                    plan,
+                    skew: self.skew,
+                    created,
+                    cancelled: None,
+                    polls: vec![],
+                    torn: false,
+                };
+                let shown = batch.shown(start, counts_late);
                 self.batches.push(batch);
                 if lost { None } else { answer(200, &shown) }
             }
             (&Method::GET, ["batches"]) => {
                 let seen = |batch: &&Batch| batch.key == key && batch.created.elapsed() >= batch.plan.hidden;
-                let data: Vec<_> = self.batches.iter().filter(seen).rev().map(|batch| batch.shown(start)).collect();
-                answer(200, &json!({"data": data, "has_more": false, "first_id": null, "last_id": null}))
+                let mut all: Vec<_> = self.batches.iter().filter(seen).collect();
+                if !self.lists_oldest_first {
+                    all.reverse();
+                }
+                let query = request.uri().query().unwrap_or_default();
+                let after = query.split_once("after_id=").filter(|_| !self.lists_same_page).map(|(_, id)| id);
+                let from = after.map_or(0, |id| all.iter().position(|batch| batch.id == id).unwrap() + 1);
+                let to = if self.page == 0 { all.len() } else { all.len().min(from + self.page) };
+                let data: Vec<_> = all[from..to].iter().map(|batch| batch.shown(start, counts_late)).collect();
+                answer(200, &json!({"data": data, "has_more": to < all.len(), "first_id": null, "last_id": null}))
             }
             (_, ["batches", id, rest @ ..]) => {
                 let found = self.batches.iter_mut().find(|batch| batch.id == *id && batch.key == key);
@@ -315,11 +390,15 @@ impl State {
                 match (&method, rest) {
                     (&Method::GET, []) => {
                         batch.polls.push(Instant::now());
-                        answer(200, &batch.shown(start))
+                        answer(200, &batch.shown(start, counts_late))
                     }
                     (&Method::GET, ["results"]) if batch.is_ended() => {
                         let response = Response::builder().header("content-type", "application/x-jsonl");
                         Some(response.body(Full::new(batch.results())).unwrap())
+                    }
+                    (&Method::POST, ["cancel"]) if !self.uncancelled.is_empty() => {
+                        let (status, body) = self.uncancelled.remove(0);
+                        Some(Response::builder().status(status).body(Full::new(body.into())).unwrap())
                     }
                     (&Method::POST, ["cancel"]) => {
                         self.cancels += 1;
@@ -327,7 +406,7 @@ impl State {
                             return refusal(400, "invalid_request_error");
                         }
                         batch.cancelled.get_or_insert_with(Instant::now);
-                        answer(200, &batch.shown(start))
+                        answer(200, &batch.shown(start, counts_late))
                     }
                     _ => refusal(404, "not_found_error"),
                 }

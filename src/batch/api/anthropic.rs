@@ -224,7 +224,7 @@ fn counts(counts: &Value) -> Option<Counts> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, SystemTime};
+    use std::time::Duration;
 
     use serde_json::json;
 
@@ -513,16 +513,20 @@ mod tests {
         let created = hint::rfc3339("2026-11-30T18:37:24.100435Z").unwrap();
         let seconds = Duration::from_secs;
         let one = batch(|_| ());
-        let submission = |since, rows| Submission { token: "t", file: None, since, rows };
+        let hours = |hours: u64| seconds(hours * 3_600);
+        let submission = |since, rows| Submission { token: "t", file: None, since, until: since + seconds(10), rows };
         for (since, rows, found) in [
             (created - seconds(10), 2, Match::Perhaps),
-            (created + seconds(299), 2, Match::Perhaps),
-            (created + seconds(301), 2, Match::No),
+            (created + hours(1), 2, Match::Perhaps),
+            (created + hours(1) + seconds(1), 2, Match::No),
+            (created - hours(1) - seconds(10), 2, Match::Perhaps),
+            (created - hours(1) - seconds(11), 2, Match::No),
             (created - seconds(10), 3, Match::No),
-            (SystemTime::UNIX_EPOCH, 2, Match::Perhaps),
         ] {
             assert_eq!(Anthropic.matches(&one, &submission(since, rows)), found, "{since:?} {rows}");
         }
+        let uncounted = Remote { counts: Some(Counts::default()), ..one };
+        assert_eq!(Anthropic.matches(&uncounted, &submission(created, 2)), Match::Perhaps, "it is not counted yet");
         let vague = Remote::new("msgbatch_02", RemoteState::Processing);
         assert_eq!(Anthropic.matches(&vague, &submission(created, 2)), Match::Perhaps, "it cannot be ruled out");
     }

@@ -8,7 +8,11 @@ mod read;
 mod tests;
 mod wire;
 
-use std::{error::Error as StdError, fmt, time::SystemTime};
+use std::{
+    error::Error as StdError,
+    fmt,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
@@ -355,7 +359,7 @@ pub enum RemoteState {
     Ended(Ending),
     /// It was refused as a whole before any row was worked on.
     Failed {
-        /// In the provider's words.
+        /// In the provider's words: types and codes, since messages may quote a key.
         reason: String,
         /// The org's queue of batches was full: no row is to blame, and it passes when another batch ends.
         queue_full: bool,
@@ -431,9 +435,14 @@ pub struct Submission<'a> {
     pub file: Option<&'a str>,
     /// When it was begun, by our clock.
     pub since: SystemTime,
+    /// By when the batch was created, if it was, by our clock.
+    pub until: SystemTime,
     /// How many rows it had.
     pub rows: usize,
 }
+
+/// By how much a provider's clock and ours may differ, where a batch is looked for by its time. Wide, since results make it certain.
+pub(super) const SKEW: Duration = Duration::from_secs(3600);
 
 /// Whether a batch is the one of a submission.
 #[non_exhaustive]
@@ -441,7 +450,7 @@ pub struct Submission<'a> {
 pub enum Match {
     /// It is.
     Certain,
-    /// It may be: it is not older, and has as many rows. Once it has ended, the ids in its results tell. Leave out those that are known to
+    /// It may be: it is of that time, and has as many rows. Once it has ended, the ids in its results tell. Leave out those that are known to
     /// be another submission's.
     Perhaps,
     /// It is not.

@@ -6,14 +6,11 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response, StatusCode, header::CONTENT_TYPE};
 use serde_json::{Value, value::RawValue};
 
-use super::{ApiError, Match, Page, Remote, Submission, body::Members, wire};
+use super::{ApiError, Match, Page, Remote, SKEW, Submission, body::Members, wire};
 use crate::outcome::Stamp;
 
 /// A batch that is given longer than this has a date that cannot be right: the providers give a day.
 const WINDOW_MOST: Duration = Duration::from_secs(30 * 24 * 3600);
-
-/// By how much a provider's clock may be behind ours.
-const SKEW: Duration = Duration::from_secs(300);
 
 /// Words of others are cut here.
 const WORDS_MOST: usize = 300;
@@ -101,12 +98,15 @@ pub(super) fn page(answer: &Response<Bytes>, read: fn(&Value) -> Result<Remote, 
     Ok(Page { batches, next })
 }
 
-/// Whether it has as many rows and is not older than the submission.
+/// Whether it has as many rows and is of the time of the submission.
 pub(super) fn resembles(remote: &Remote, submission: &Submission<'_>) -> Match {
     let since = submission.since.checked_sub(SKEW).unwrap_or(SystemTime::UNIX_EPOCH);
-    let too_old = remote.created_at.is_some_and(|created| created < since);
-    let other_size = remote.counts.is_some_and(|counts| counts.total() != submission.rows as u64);
-    if too_old || other_size { Match::No } else { Match::Perhaps }
+    let until = submission.until.checked_add(SKEW);
+    let is_other = |created: SystemTime| created < since || until.is_some_and(|until| created > until);
+    // At first they may all be zero.
+    let counts = remote.counts.filter(|counts| counts.total() > 0);
+    let other_size = counts.is_some_and(|counts| counts.total() != submission.rows as u64);
+    if remote.created_at.is_some_and(is_other) || other_size { Match::No } else { Match::Perhaps }
 }
 
 /// A line of results as an object, with the custom id of the row; `None` if it is blank.

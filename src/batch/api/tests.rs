@@ -424,7 +424,7 @@ proptest! {
                 let answer = answer(status, text.to_vec());
                 drop(readers(api, &answer));
                 if let Ok(remote) = api.retrieved(&answer) {
-                    let submission = Submission { token: "t", file: None, since: SystemTime::UNIX_EPOCH, rows: 1 };
+                    let submission = Submission { token: "t", file: None, since: SystemTime::UNIX_EPOCH, until: SystemTime::UNIX_EPOCH, rows: 1 };
                     api.matches(&remote, &submission);
                     api.results(&remote);
                     api.retrieve(&remote.id);
