@@ -250,14 +250,17 @@ async fn b121_a_kill_at_any_instant_of_a_rewrite_leaves_the_old_file_or_the_new_
     for instant in 0..20 {
         bench.output(&old);
         let mut child = bench.files(&[]).stderr(Stdio::null()).spawn().unwrap();
-        // Killed when the rewriting has begun, or a little later.
-        let begun = || {
-            let length = std::fs::metadata(bench.path("out.jsonl")).unwrap().len();
-            bench.path("out.jsonl.rewriting").exists() || length != old.len() as u64
+        let rewriting = || bench.path("out.jsonl.rewriting").exists();
+        let mut until = |so: &dyn Fn() -> bool| {
+            while !so() {
+                assert_eq!(child.try_wait().unwrap(), None, "it runs until it is killed");
+                std::thread::yield_now();
+            }
         };
-        while !begun() {
-            std::thread::yield_now();
-        }
+        // What the last kill left is taken away first, or it would pass for a rewriting that has begun.
+        until(&|| !rewriting());
+        // Killed when the rewriting has begun, or a little later.
+        until(&|| rewriting() || std::fs::metadata(bench.path("out.jsonl")).unwrap().len() != old.len() as u64);
         std::thread::sleep(Duration::from_millis(instant));
         child.start_kill().unwrap();
         assert_eq!(child.wait().await.unwrap().signal(), Some(9));
