@@ -446,6 +446,32 @@ async fn the_report_adds_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_five_most_frequent_errors_are_told_with_the_id_that_met_each_first() {
+    let bench = Bench::new(Dialect::Anthropic, [org(0)]).await;
+    let of = ["cedar", "alder", "beech", "alder", "cedar", "alder", "elm", "fir", "ginkgo"];
+    let refusal = |word: &&str| {
+        let error =
+            json!({ "type": "error", "error": { "type": "invalid_request_error", "message": format!("no {word}") } });
+        (400, error.to_string())
+    };
+    let base_url = scripted(of.iter().map(refusal).collect()).await;
+    let mut command = bench.input(&bench.lines(0..of.len())).files(&["--base-url", &base_url, "--cap", "1"]);
+    let output = command.output().await.unwrap();
+    assert_eq!(code(&output), 1, "{}", said(&output));
+    let report = bench.report();
+    let errors = report["errors"].as_array().unwrap();
+    // As often: by their texts.
+    let told =
+        [("alder", 3, "id-1"), ("cedar", 2, "id-0"), ("beech", 1, "id-2"), ("elm", 1, "id-6"), ("fir", 1, "id-7")];
+    assert_eq!(errors.len(), told.len(), "{report}");
+    for (error, (word, count, example)) in errors.iter().zip(told) {
+        assert!(error["error"].as_str().unwrap().contains(&format!("no {word}")), "{error}");
+        assert_eq!((&error["count"], &error["example"]), (&json!(count), &json!(example)), "{error}");
+        assert!(said(&output).contains(&format!("{count} x terminal: ")), "{}", said(&output));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn waiting_is_the_time_in_the_line_of_all_attempts_and_no_part_of_a_call() {
     // One slot and twenty ids, 20 ms each at least: the last one has waited for nineteen of them.
     let bench = Bench::new(Dialect::Anthropic, [org(0).latency(Latency::new(20.0, 0.0))]).await;
