@@ -1147,6 +1147,21 @@ async fn a_chunk_goes_when_it_is_full_or_has_waited_or_is_flushed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_row_that_would_make_a_chunk_too_large_begins_the_next_one() {
+    let provider = Provider::new();
+    // Rows of nearly 500 bytes: two go together, and three do not.
+    let service = builder(&provider, &["a"], &MemoryBatches::new()).chunk_rows(10).chunk_bytes(1_200);
+    let service: BatchService = service.open(provider.service()).await.unwrap();
+    let large: Vec<_> = (0..5).map(|row| format!("row {row} {}", "x".repeat(300))).collect();
+    let mut rows = rows(&service, &large);
+    run(&mut rows, Duration::ZERO).await;
+    assert_eq!(provider.created(), 2, "two are as full as they get, and the fifth row waits for more");
+    answers(&mut rows, secs(600)).await;
+    let sizes: Vec<_> = provider.state().batches.iter().map(|batch| batch.rows.len()).collect();
+    assert_eq!(sizes, [2, 2, 1]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn chunks_go_to_the_orgs_in_turn_and_no_org_has_more_than_its_places() {
     let provider = Provider::new();
     let service = builder(&provider, &["a", "b"], &MemoryBatches::new()).chunk_rows(10).in_flight(2);
@@ -1225,11 +1240,13 @@ struct Narrow {
     panics: Arc<Mutex<Option<&'static str>>>,
     /// What has ended has failed.
     fails: bool,
+    /// Of a full queue it tells when a batch is to be created, and not of a batch that has failed.
+    tells_at_once: bool,
 }
 
 impl Narrow {
     fn new(crowded: usize, most: usize) -> Self {
-        Narrow { crowded: Arc::new(crowded.into()), most, panics: Arc::default(), fails: false }
+        Narrow { crowded: Arc::new(crowded.into()), most, panics: Arc::default(), fails: false, tells_at_once: false }
     }
 
     fn panics(&self, name: &'static str) {
@@ -1282,6 +1299,9 @@ impl BatchApi for Narrow {
         let mut remote = Anthropic.created(answer)?;
         if self.crowded.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok() {
             let reason = "token_limit_exceeded".to_owned();
+            if self.tells_at_once {
+                return Err(ApiError::QueueFull(reason));
+            }
             remote.state = RemoteState::Failed { reason, queue_full: true, rows: vec![] };
         }
         Ok(remote)
@@ -1290,20 +1310,22 @@ impl BatchApi for Narrow {
 
 #[tokio::test(start_paused = true)]
 async fn rows_wait_for_room_in_the_orgs_queue_and_go_in_smaller_batches() {
-    let provider = Provider::new();
-    // The provider in this test works on what it says has failed: it never does, in truth.
-    provider.plan([(); 3].map(|()| Plan { stuck: true, ..Plan::default() }));
-    let api = Narrow::new(3, 1_000);
-    let service = builder(&provider, &["a"], &MemoryBatches::new()).chunk_rows(8).api(api);
-    let service: BatchService = service.open(provider.service()).await.unwrap();
-    let mut rows = rows(&service, prompts(8));
-    answers(&mut rows, secs(3_600)).await;
-    let created: Vec<_> = provider.state().batches.iter().map(|batch| batch.created).collect();
-    let waits: Vec<_> = created.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
-    assert_eq!((&waits[..3], waits[4]), (&[60, 120, 0][..], 0), "longer each time");
-    assert!((60..95).contains(&waits[3]), "or until a batch is seen to have ended: {waits:?}");
-    let sizes: Vec<_> = provider.state().batches.iter().map(|batch| batch.rows.len()).collect();
-    assert_eq!(sizes, [8, 8, 4, 4, 2, 2]);
+    for tells_at_once in [false, true] {
+        let provider = Provider::new();
+        // The provider in this test works on what it says has failed: it never does, in truth.
+        provider.plan([(); 3].map(|()| Plan { stuck: true, ..Plan::default() }));
+        let api = Narrow { tells_at_once, ..Narrow::new(3, 1_000) };
+        let service = builder(&provider, &["a"], &MemoryBatches::new()).chunk_rows(8).api(api);
+        let service: BatchService = service.open(provider.service()).await.unwrap();
+        let mut rows = rows(&service, prompts(8));
+        answers(&mut rows, secs(3_600)).await;
+        let created: Vec<_> = provider.state().batches.iter().map(|batch| batch.created).collect();
+        let waits: Vec<_> = created.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
+        assert_eq!((&waits[..3], waits[4]), (&[60, 120, 0][..], 0), "longer each time");
+        assert!((60..95).contains(&waits[3]), "or until a batch is seen to have ended: {waits:?}");
+        let sizes: Vec<_> = provider.state().batches.iter().map(|batch| batch.rows.len()).collect();
+        assert_eq!(sizes, [8, 8, 4, 4, 2, 2]);
+    }
 }
 
 #[tokio::test(start_paused = true)]
