@@ -1,14 +1,13 @@
 //! What is kept of batches: their records, and the bodies of their rows, in tables beside those of the entries.
 //!
 //! All of it is sealed as an entry is, under a key that says of what it is, so that a salvage finds it without the tables. Before the
-//! content stands the number of the change that wrote it (8 bytes, little-endian), and of the one that wrote the bodies that go with it
-//! (8, 0 for none): freed pages keep what was there before, and of several versions the highest number counts.
+//! content stands the number of the change that wrote it (8 bytes, little-endian), of the one that wrote the bodies that go with it (8, 0 for
+//! none), and how many of these there are (4): freed pages keep what was there before, and of several versions the highest number counts.
 //!
 //! A record stands in two tables that are written together: the damage of one is seen by the other, and mended by it.
 
 use std::collections::HashMap;
 
-#[cfg(feature = "batch")]
 use bytes::{BufMut, Bytes, BytesMut};
 #[cfg(feature = "batch")]
 use redb::ReadableDatabase;
@@ -27,7 +26,7 @@ const BODIES: TableDefinition<([u8; 16], u32), &[u8]> = TableDefinition::new("ba
 /// The place of a record.
 const RECORD: u32 = u32::MAX;
 /// So many bytes stand before the content.
-const HEAD: usize = 16;
+const HEAD: usize = 20;
 
 pub(super) fn names() -> [&'static str; 3] {
     let [records, copies] = &RECORDS;
@@ -47,15 +46,18 @@ struct Kept<'a> {
     change: u64,
     /// The change that wrote the bodies that go with it.
     bodies: u64,
-    #[cfg_attr(not(feature = "batch"), expect(dead_code, reason = "only salvaged"))]
+    /// Of which none may be missing.
+    rows: u32,
     content: &'a [u8],
 }
 
 fn open<'a>(sealed: &'a [u8], token: &[u8; 16], place: u32) -> Result<Kept<'a>, Fault> {
     let kept = seal::open(sealed).filter(|(key, _)| *key == seal::batch_key(token, place)).and_then(|(_, kept)| {
         let (change, rest) = kept.split_first_chunk()?;
-        let (bodies, content) = rest.split_first_chunk()?;
-        Some(Kept { change: u64::from_le_bytes(*change), bodies: u64::from_le_bytes(*bodies), content })
+        let (bodies, rest) = rest.split_first_chunk()?;
+        let (rows, content) = rest.split_first_chunk()?;
+        let [change, bodies] = [change, bodies].map(|number| u64::from_le_bytes(*number));
+        Some(Kept { change, bodies, rows: u32::from_le_bytes(*rows), content })
     });
     kept.ok_or_else(damaged)
 }
@@ -87,12 +89,17 @@ pub(super) fn load(database: &Database) -> Result<Vec<([u8; 16], Bytes)>, Fault>
     if copies.next().is_some() { Err(damaged()) } else { Ok(found) }
 }
 
-/// The body of a row, if it is there.
+/// The body of a row, if it is there; where it should be, and is not, that is damage.
 #[cfg(feature = "batch")]
 pub(super) fn body(database: &Database, token: &[u8; 16], place: u32) -> Result<Option<Bytes>, Fault> {
     let reading = database.begin_read()?;
-    let Some(body) = reading.open_table(BODIES)?.get((*token, place))? else { return Ok(None) };
-    Ok(Some(Bytes::copy_from_slice(open(body.value(), token, place)?.content)))
+    if let Some(body) = reading.open_table(BODIES)?.get((*token, place))? {
+        return Ok(Some(Bytes::copy_from_slice(open(body.value(), token, place)?.content)));
+    }
+    match reading.open_table(RECORDS[0])?.get(token)? {
+        Some(record) if place < open(record.value(), token, RECORD)?.rows => Err(damaged()),
+        _ => Ok(None),
+    }
 }
 
 /// A record from now on, or none, and the bodies that go with it: as they are, or these. All of it or nothing, and on the disk.
@@ -106,17 +113,17 @@ pub(super) fn write(
     let mut writing = database.begin_write()?;
     writing.set_quick_repair(true);
     {
-        let before = match writing.open_table(RECORDS[0])?.get(token)? {
-            Some(record) => open(record.value(), token, RECORD).map(|kept| (kept.change, kept.bodies))?,
-            None => (0, 0),
+        let (before, mut bodies_of, mut count) = match writing.open_table(RECORDS[0])?.get(token)? {
+            Some(record) => open(record.value(), token, RECORD).map(|kept| (kept.change, kept.bodies, kept.rows))?,
+            None => (0, 0, 0),
         };
-        let change = before.0.saturating_add(1);
-        let with = match bodies {
-            None => before.1,
-            Some([]) => 0,
-            Some(_) => change,
-        };
-        let record = record.map(|record| sealed(token, RECORD, change, with, record));
+        let change = before.saturating_add(1);
+        if let Some(bodies) = bodies {
+            bodies_of = if bodies.is_empty() { 0 } else { change };
+            count = u32::try_from(bodies.len()).unwrap_or(RECORD);
+        }
+        let record = record
+            .map(|record| sealed(token, RECORD, &Kept { change, bodies: bodies_of, rows: count, content: record }));
         for records in RECORDS {
             let mut records = writing.open_table(records)?;
             match &record {
@@ -130,22 +137,26 @@ pub(super) fn write(
             rows.retain_in((*token, 0)..=(*token, u32::MAX), |_, _| false)?;
         }
         for (place, body) in (0..RECORD).zip(bodies.unwrap_or_default()) {
-            let body = sealed(token, place, change, change, body);
+            let body = sealed(token, place, &Kept { change, bodies: change, rows: 0, content: body });
             rows.insert((*token, place), &body[..])?;
             given_back(rows.get((*token, place))?, Some(&body))?;
         }
     }
     writing.commit()?;
+    // One bit says which of the two last commits counts: both have it.
+    let mut again = database.begin_write()?;
+    again.set_quick_repair(true);
+    again.commit()?;
     Ok(())
 }
 
-#[cfg(feature = "batch")]
-fn sealed(token: &[u8; 16], place: u32, change: u64, bodies: u64, content: &[u8]) -> Bytes {
-    let mut kept = BytesMut::with_capacity(HEAD + content.len());
-    kept.put_u64_le(change);
-    kept.put_u64_le(bodies);
-    kept.put_slice(content);
-    seal::seal(&seal::batch_key(token, place), &kept)
+fn sealed(token: &[u8; 16], place: u32, kept: &Kept) -> Bytes {
+    let mut content = BytesMut::with_capacity(HEAD + kept.content.len());
+    content.put_u64_le(kept.change);
+    content.put_u64_le(kept.bodies);
+    content.put_u32_le(kept.rows);
+    content.put_slice(kept.content);
+    seal::seal(&seal::batch_key(token, place), &content)
 }
 
 /// A tree that is damaged takes what it does not give back.
@@ -180,17 +191,96 @@ pub(super) fn keep(saving: &WriteTransaction, token: &[u8; 16], place: u32, foun
     Ok(())
 }
 
-/// Once all is found: bodies that go with no record are nobody's. How many records there are.
+/// Once all is found: bodies that go with no record are nobody's, and those that are lost are not missed any more. How many records there
+/// are.
 pub(super) fn tidy(database: &Database) -> Result<u64, Fault> {
     let writing = database.begin_write()?;
-    let mut bodies_of = HashMap::new();
+    let mut found = HashMap::new();
     for record in writing.open_table(RECORDS[0])?.iter()? {
         let (token, record) = record?;
-        bodies_of.insert(token.value(), open(record.value(), &token.value(), RECORD)?.bodies);
+        found.insert(token.value(), (open(record.value(), &token.value(), RECORD)?.bodies, 0));
     }
     writing.open_table(BODIES)?.retain(|(token, place), body| {
-        open(body, &token, place).is_ok_and(|body| bodies_of.get(&token) == Some(&body.change))
+        let of = found
+            .get_mut(&token)
+            .filter(|(bodies, _)| open(body, &token, place).is_ok_and(|body| body.change == *bodies));
+        of.map(|(_, rows)| *rows += 1).is_some()
     })?;
+    for records in RECORDS {
+        let mut records = writing.open_table(records)?;
+        for (token, (_, rows)) in &found {
+            let lost = |record: AccessGuard<&[u8]>| {
+                let kept = open(record.value(), token, RECORD).ok().filter(|kept| kept.rows > *rows)?;
+                Some(sealed(token, RECORD, &Kept { change: kept.change.saturating_add(1), rows: 0, ..kept }))
+            };
+            let lessened = records.get(token)?.and_then(lost);
+            if let Some(record) = lessened {
+                records.insert(token, &record[..])?;
+            }
+        }
+    }
     writing.commit()?;
-    Ok(bodies_of.len() as u64)
+    Ok(found.len() as u64)
+}
+
+#[cfg(feature = "batch")]
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn fresh() -> Database {
+        let database = Database::builder().create_with_backend(redb::backends::InMemoryBackend::new()).unwrap();
+        let making = database.begin_write().unwrap();
+        make(&making).unwrap();
+        making.commit().unwrap();
+        database
+    }
+
+    fn record(change: u64, bodies: u64) -> (u32, Bytes) {
+        let rows = if bodies == 1 { 3 } else { 2 };
+        (
+            RECORD,
+            sealed(&[1; 16], RECORD, &Kept { change, bodies, rows, content: format!("record {change}").as_bytes() }),
+        )
+    }
+
+    fn row(place: u32, change: u64) -> (u32, Bytes) {
+        let content = format!("row {place} {change}");
+        (place, sealed(&[1; 16], place, &Kept { change, bodies: change, rows: 0, content: content.as_bytes() }))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn of_several_versions_the_last_one_counts_in_whatever_order_they_are_found(
+            found in Just(vec![
+                record(1, 1), row(0, 1), row(1, 1), row(2, 1), record(2, 1), record(3, 3), row(0, 3), row(1, 3), record(4, 3), record(4, 3),
+            ]).prop_shuffle(),
+        ) {
+            let database = fresh();
+            let saving = database.begin_write().unwrap();
+            for (place, found) in &found {
+                keep(&saving, &[1; 16], *place, found).unwrap();
+            }
+            // Somebody else's, under its name; and the body of a row of a batch that there is none of.
+            keep(&saving, &[2; 16], RECORD, &record(9, 0).1).unwrap();
+            keep(&saving, &[3; 16], 0, &sealed(&[3; 16], 0, &Kept { change: 1, bodies: 1, rows: 0, content: b"nobody's" })).unwrap();
+            saving.commit().unwrap();
+            prop_assert_eq!(tidy(&database).unwrap(), 1);
+            prop_assert_eq!(load(&database).unwrap(), [([1; 16], Bytes::from_static(b"record 4"))]);
+            let bodies = [0, 1, 2].map(|place| body(&database, &[1; 16], place).unwrap());
+            // The third one is of an earlier change, which had more of them.
+            prop_assert_eq!(bodies, [Some(Bytes::from_static(b"row 0 3")), Some(Bytes::from_static(b"row 1 3")), None]);
+            prop_assert_eq!(body(&database, &[3; 16], 0).unwrap(), None);
+            // It goes on from there.
+            write(&database, &[1; 16], Some(&Bytes::from_static(b"next")), None).unwrap();
+            let reading = database.begin_read().unwrap();
+            let next = reading.open_table(RECORDS[1]).unwrap().get([1; 16]).unwrap().unwrap();
+            let next = open(next.value(), &[1; 16], RECORD).unwrap();
+            prop_assert_eq!((next.change, next.bodies, next.rows, next.content), (5, 3, 2, &b"next"[..]));
+        }
+    }
 }
