@@ -386,3 +386,36 @@ async fn a_later_process_finds_a_batch_by_the_file_that_was_uploaded_for_it() {
     }
     assert_eq!(sim.truth().batch().created, 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_journal_that_is_damaged_while_batches_run_pays_nothing_twice() {
+    for dialect in [Dialect::Anthropic, Dialect::OpenAi] {
+        let sim = sim(dialect, BatchConfig::new().not_listed_after_create_s(20.0));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("batches.journal");
+        let mut answered = vec![false; 300];
+        fastrand::seed(5);
+        for kill in 0..12 {
+            let store = InPlace(FileStore::open(&path).unwrap());
+            let service: BatchService<AnswerBody> =
+                builder(&sim, store).chunk_rows(50).open(client(&sim)).await.unwrap();
+            let rows: Vec<_> =
+                (0..300).filter(|row| !answered[*row]).map(|row| (row, ask(dialect, row, None))).collect();
+            let mut drive = Drive::iter(service, rows, 300).unwrap();
+            let life = Duration::from_millis(if kill < 11 { fastrand::u64(1..8_000) } else { 1 << 40 });
+            let end = tokio::time::Instant::now() + life;
+            while let Ok(Some((row, result))) = tokio::time::timeout_at(end, drive.next()).await {
+                assert!(result.unwrap().status().is_success() && !std::mem::replace(&mut answered[row], true));
+            }
+            drop(drive);
+            // What its engine needs to find anything.
+            let mut file = std::fs::read(&path).unwrap();
+            file[..512].fill(0);
+            std::fs::write(&path, file).unwrap();
+        }
+        assert!(answered.iter().all(|answered| *answered));
+        let (truth, batch) = (sim.truth(), sim.truth().batch());
+        assert_eq!((truth.rows.billed_once, truth.rows.billed_more), (300, 0), "{batch:?}");
+        assert_eq!((batch.rows_again_while_open, batch.rows_again_after_billed), (0, 0), "{batch:?}");
+    }
+}

@@ -1,19 +1,20 @@
 //! The ready-made client over real HTTP on loopback.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{error::Error as _, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::{io::AsyncReadExt, sync::Barrier};
-use tower::{Service, ServiceBuilder, ServiceExt};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_quota::{
     auth::OrgAuthLayer,
     client,
     judge::JudgeLayer,
     org::{Credential, Org},
+    outcome::Class,
 };
 
 /// A server that answers once `together` calls are there at the same time, with the head of the request as its body.
@@ -69,18 +70,22 @@ async fn the_plain_client_speaks_no_https() {
 }
 
 #[tokio::test]
-async fn the_tls_client_begins_with_a_handshake() {
+async fn the_tls_client_begins_with_a_handshake_and_one_that_fails_is_transport_and_unsent() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let uri = format!("https://localhost:{}/", listener.local_addr().unwrap().port());
-    let mut call =
-        tokio::spawn(client::https::<Full<Bytes>>().oneshot(Request::get(uri).body(Full::default()).unwrap()));
+    let judged = JudgeLayer::new().layer(client::https::<Full<Bytes>>());
+    let mut call = tokio::spawn(judged.oneshot(Request::get(uri).body(Full::default()).unwrap()));
     let (mut stream, _) = tokio::select! {
         accepted = listener.accept() => accepted.unwrap(),
         answer = &mut call => panic!("no connection was opened: {answer:?}"),
     };
     assert_eq!(stream.read_u8().await.unwrap(), 0x16, "the record type of a handshake");
     drop(stream);
-    assert!(call.await.unwrap().unwrap_err().is_connect());
+    let error = call.await.unwrap().unwrap_err();
+    // It never came to a request: sent again it is paid for once.
+    assert_eq!((error.class(), error.stamp().unsent), (Class::Transport, true));
+    let cause = error.source().unwrap().downcast_ref::<hyper_util::client::legacy::Error>().unwrap();
+    assert!(cause.is_connect());
 }
 
 #[tokio::test]

@@ -19,8 +19,12 @@ use tower_quota::{
     aimd::AimdLimitLayer,
     auth::OrgAuthLayer,
     balance::OrgBalanceLayer,
+    batch::{BatchService, MemoryBatches, Route, Way},
     drive::{Drive, DriveError},
+    guard::{GuardLayer, SystemRole},
     headroom::HeadroomFile,
+    health::OrgHealthLayer,
+    journal::{FileStore, JournalLayer},
     judge::JudgeLayer,
     observe::Event,
     org::{Credential, Dialect, Family, Org, Orgs},
@@ -189,7 +193,51 @@ async fn shown(dialect: Dialect, key: &str, turn: usize) -> Shown {
         shown.display("Event", event);
     }
     shown.debug("HeadroomFile", &HeadroomFile::new("headroom.json"));
+    in_batches(&mut shown, dialect, key, turn).await;
     shown
+}
+
+/// The journal, the route and the batch path, at a provider that quotes the key in whatever it says of batches.
+async fn in_batches(shown: &mut Shown, dialect: Dialect, key: &str, turn: usize) {
+    let orgs = orgs(dialect, key);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("answers.journal");
+    let store = FileStore::open(&file).unwrap();
+    shown.debug("FileStore", &store);
+    shown.error("OpenError", &FileStore::open(&file).unwrap_err());
+    shown.debug("OrgHealthLayer", &OrgHealthLayer::new(orgs.get("a").unwrap()));
+    shown.debug("GuardLayer", &GuardLayer::new(SystemRole));
+    let builder = BatchService::builder(orgs.clone(), MemoryBatches::new()).timeout(Duration::from_secs(5));
+    shown.debug("BatchBuilder", &builder);
+    let batch = builder.open(echoing(dialect, turn)).await.unwrap();
+    let handle = batch.handle();
+    shown.debug("BatchService", &batch);
+    let retry = RateLimitRetryLayer::builder().patience(Duration::from_millis(200)).max_attempts(2).build().unwrap();
+    let stack = Stack::new(orgs).timeout(Duration::from_millis(100)).retry(retry);
+    let route = Route::new(stack.build(echoing(dialect, turn)).unwrap(), batch, Way::Batch);
+    let service = JournalLayer::new(store).layer(route);
+    shown.debug("Journal", &service);
+    let mut call = Box::pin(service.oneshot(ask()));
+    // Some are tried for ever: what is shown meanwhile.
+    for minutes in 0..3 {
+        match tokio::time::timeout(Duration::from_secs(60), &mut call).await {
+            Ok(Ok(answer)) => {
+                shown.debug("an answer of the route", &answer);
+                break;
+            }
+            Ok(Err(error)) => {
+                shown.error("an error of the route", &error);
+                break;
+            }
+            Err(_) => shown.debug(&format!("BatchSnapshot after {minutes} minutes"), &handle.snapshot()),
+        }
+    }
+    drop(call);
+    shown.debug("BatchHandle", &handle);
+    shown.debug("BatchSnapshot", &handle.snapshot());
+    shown.debug("Shutdown", &tokio::time::timeout(Duration::from_secs(600), handle.shutdown()).await);
+    let bytes = std::fs::read(&file).unwrap();
+    shown.debug("the journal's file", &String::from_utf8_lossy(&bytes));
 }
 
 /// Collects what is logged.

@@ -101,7 +101,10 @@
 //! (Anthropic keeps no mark of ours) has to end first, and the ids in its results say so; only when none is found twice, a minute apart, is it
 //! submitted again. Records are kept as long as Anthropic keeps results, 29 days.
 //!
-//! Known limits: a journal's file that is damaged is salvaged without the records of its batches. Two processes that submit batches of the
+//! A journal's file that is damaged is salvaged with the records of its batches, of which each stands in it twice.
+//!
+//! Known limits: a journal's file that is cut short, or damaged so much that both records of a batch are, has lost that batch, whose rows are
+//! submitted anew: a warning says how many records were saved. Two processes that submit batches of the
 //! same size to one org at Anthropic within an hour may, after a lost reply, wait for one another's batches to end; one that is
 //! [stuck](BatchBuilder::stuck_after) is not waited for longer, and the rows are handed back as [`BatchFailure::Unlisted`]. An idle
 //! service drives nothing: keep polling whoever waits.

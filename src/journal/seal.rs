@@ -16,6 +16,24 @@ const CHECKSUM: usize = KEY + 32;
 /// The length of all that stands before the content.
 pub(super) const HEAD: usize = CHECKSUM + 16;
 
+/// What begins the key of what is kept of a batch: no request has such a fingerprint, by a chance of one in 2⁹⁶.
+const OF_BATCH: [u8; 12] = *b"\xf7TQbatch\x01\0\0\n";
+
+/// The key of what is kept of a batch under a place.
+pub(super) fn batch_key(token: &[u8; 16], place: u32) -> Key {
+    let mut key = [0; 32];
+    key[..12].copy_from_slice(&OF_BATCH);
+    key[12..28].copy_from_slice(token);
+    key[28..].copy_from_slice(&place.to_be_bytes());
+    Key::from_bytes(key)
+}
+
+/// The batch and the place that a key stands for, if it is no fingerprint.
+pub(super) fn batch_of(key: &Key) -> Option<([u8; 16], u32)> {
+    let (token, place) = key.as_bytes().strip_prefix(&OF_BATCH)?.split_first_chunk()?;
+    Some((*token, u32::from_be_bytes(place.try_into().ok()?)))
+}
+
 /// The largest content: its length is told in four bytes, and the file's engine takes 3 GiB.
 pub(super) const CONTENT_MAX: usize = 1 << 30;
 
@@ -77,6 +95,12 @@ mod tests {
             damaged[at.index(sealed.len())] ^= 1 << bit;
             prop_assert_eq!(open(&damaged), None);
             prop_assert_eq!(open(&sealed[..at.index(sealed.len())]), None);
+        }
+
+        #[test]
+        fn the_key_of_what_is_kept_of_a_batch_says_of_which_and_is_no_other(token: [u8; 16], place: u32, other: [u8; 32]) {
+            prop_assert_eq!(batch_of(&batch_key(&token, place)), Some((token, place)));
+            prop_assert_eq!(batch_of(&Key::from_bytes(other)), None);
         }
 
         #[test]

@@ -501,3 +501,222 @@ async fn many_entries_are_read_back() {
         assert!(store.get(&key(&number.to_string())).await.unwrap().is_some(), "{number}");
     }
 }
+
+/// What is kept of some batches: their records, and the bodies of their rows.
+type Kept = BTreeMap<[u8; 16], (Bytes, Vec<Bytes>)>;
+
+fn token(number: u8) -> Token {
+    Token::from_bytes([number; 16])
+}
+
+/// The records that a batch has one after another, the last of them last.
+fn versions(number: u8) -> Vec<Bytes> {
+    let version =
+        |version| Bytes::from(format!("batch {number}, version {version} {}", "r".repeat(70 * usize::from(number))));
+    (0..3 + number % 3).map(version).collect()
+}
+
+fn bodies(number: u8) -> Vec<Bytes> {
+    (0..7)
+        .map(|row| Bytes::from(format!("{{\"row\":{row},\"of\":{number},\"text\":\"{}\"}}", "b".repeat(300))))
+        .collect()
+}
+
+/// A file with answers, six batches that run, one that has ended, and one that there is no more; and what is kept of the batches.
+async fn with_batches(path: &Path) -> (Vec<u8>, Kept) {
+    let store = open(path);
+    // One after another, so that the file is the same each time.
+    for number in 0..60 {
+        ask_through(&store, &number.to_string()).await;
+    }
+    let write = async |number, record, rows| store.write(BatchChange::new(token(number), record, rows)).await.unwrap();
+    for version in 0..5 {
+        for number in 1..=8 {
+            let Some(record) = versions(number).get(version).cloned() else { continue };
+            write(number, Some(record), if version == 0 { BatchRows::Put(bodies(number)) } else { BatchRows::Keep })
+                .await;
+        }
+    }
+    write(7, versions(7).pop(), BatchRows::Drop).await;
+    write(8, None, BatchRows::Drop).await;
+    for number in 60..120 {
+        ask_through(&store, &number.to_string()).await;
+    }
+    drop(store);
+    let kept = (1..=7).map(|number| {
+        (
+            *token(number).as_bytes(),
+            (versions(number).pop().unwrap(), if number == 7 { vec![] } else { bodies(number) }),
+        )
+    });
+    (fs::read(path).unwrap(), kept.collect())
+}
+
+/// What the store has of batches; all of it was written once. One that there was no more may be there again.
+async fn kept(store: &FileStore) -> Kept {
+    let mut kept = Kept::new();
+    for (token, record) in store.load().await.unwrap() {
+        let number = token.as_bytes()[0];
+        assert!((1..=8).contains(&number) && *token.as_bytes() == [number; 16], "{token}");
+        assert!(versions(number).contains(&record), "a record that nobody has written: {record:?}");
+        let mut rows = vec![];
+        for (place, written) in (0..).zip(bodies(number)) {
+            let Some(body) = store.row(token, place).await.unwrap() else { continue };
+            assert_eq!(body, written);
+            rows.push(body);
+        }
+        assert_eq!(store.row(token, 7).await.unwrap(), None);
+        kept.insert(*token.as_bytes(), (record, rows));
+    }
+    kept.remove(token(8).as_bytes());
+    kept
+}
+
+fn damaged(path: &Path) -> bool {
+    let aside = path.with_extension("journal.damaged");
+    aside.exists() && fs::remove_file(aside).is_ok()
+}
+
+#[tokio::test]
+async fn batches_are_known_after_a_salvage_by_their_last_records_and_with_the_bodies_of_their_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.journal");
+    let (whole, written) = with_batches(&path).await;
+    // Without a begin; and with the name of each of its tables misspelt.
+    let mut cases = vec![[&[0; 512][..], &whole[512..]].concat()];
+    for name in ["batches", "batch rows", "blocks", "index"] {
+        let mut case = whole.clone();
+        let places: Vec<_> = memchr::memmem::find_iter(&whole, name).collect();
+        assert!(!places.is_empty());
+        places.into_iter().for_each(|at| case[at + 2] ^= 1);
+        cases.push(case);
+    }
+    for case in cases {
+        fs::write(&path, case).unwrap();
+        let store = open(&path);
+        assert!(kept(&store).await == written);
+        assert_eq!(ask_all(&store, 0..120).await, 120);
+        assert!(damaged(&path), "it was salvaged");
+        // What was saved can be changed, and is there the next time.
+        let record = Bytes::from_static(b"the next one");
+        store.write(BatchChange::new(token(1), Some(record.clone()), BatchRows::Keep)).await.unwrap();
+        drop(store);
+        let store = open(&path);
+        assert!(store.load().await.unwrap().contains(&(token(1), record)));
+        assert_eq!(store.row(token(1), 6).await.unwrap(), bodies(1).pop());
+    }
+}
+
+#[tokio::test]
+async fn one_flipped_bit_anywhere_costs_no_record_of_a_batch() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.journal");
+    let (whole, written) = with_batches(&path).await;
+    let records: Vec<_> = written.values().map(|(record, _)| record).collect();
+    for seed in 0..tries(60) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        // Anywhere, where something is written, and where a page says what is in it.
+        let at = loop {
+            let at = random.usize(..whole.len());
+            if seed % 3 == 0 || whole[at] != 0 && (seed % 3 == 1 || at % 4_096 < 64) {
+                break at;
+            }
+        };
+        let mut flipped = whole.clone();
+        flipped[at] ^= 1 << random.u32(0..8);
+        fs::write(&path, flipped).unwrap();
+        let store = open(&path);
+        let found = kept(&store).await;
+        assert!(found.values().map(|(record, _)| record).eq(records.iter().copied()), "byte {at}");
+        // A body stands there once.
+        let rows = |kept: &Kept| kept.values().map(|(_, rows)| rows.len()).sum::<usize>();
+        assert!(rows(&found) + 1 >= rows(&written), "byte {at}: {} bodies", rows(&found));
+        drop(store);
+        damaged(&path);
+    }
+}
+
+#[tokio::test]
+async fn the_bit_that_says_which_commit_counts_costs_no_record_of_a_batch() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.journal");
+    let store = open(&path);
+    let record = Bytes::from_static(b"the only one");
+    store.write(BatchChange::new(token(1), Some(record.clone()), BatchRows::Put(bodies(1)))).await.unwrap();
+    // As a kill leaves it.
+    let mut killed = fs::read(&path).unwrap();
+    drop(store);
+    killed[9] ^= 1;
+    fs::write(&path, killed).unwrap();
+    let store = open(&path);
+    assert_eq!(store.load().await.unwrap(), [(token(1), record)]);
+    assert_eq!(store.row(token(1), 6).await.unwrap(), bodies(1).pop());
+}
+
+#[tokio::test]
+async fn bits_that_flip_anywhere_make_no_wrong_record_and_no_wrong_body() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.journal");
+    let (whole, written) = with_batches(&path).await;
+    let mut all = 0;
+    for seed in 0..tries(20) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut flipped = whole.clone();
+        for _ in 0..1 << random.u32(3..10) {
+            flipped[random.usize(..whole.len())] ^= 1 << random.u32(0..8);
+        }
+        fs::write(&path, flipped).unwrap();
+        let store = open(&path);
+        let found = kept(&store).await;
+        assert!(found.keys().all(|token| written.contains_key(token)));
+        all += found.len();
+        drop(store);
+        assert!(kept(&open(&path)).await == found, "it is mended");
+        damaged(&path);
+    }
+    assert!(all > 7 * usize::try_from(tries(20)).unwrap() * 3 / 4, "{all}");
+}
+
+#[tokio::test]
+async fn damage_to_a_record_or_a_body_shows_when_it_is_asked_for_and_is_mended() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.journal");
+    let (whole, written) = with_batches(&path).await;
+    let last = versions(5).pop().unwrap();
+    // The first one in the file: which of them the tables lead to is their affair.
+    for at in memchr::memmem::find_iter(&whole, &last) {
+        let mut flipped = whole.clone();
+        flipped[at + 9] ^= 1;
+        fs::write(&path, flipped).unwrap();
+        let store = open(&path);
+        assert!(kept(&store).await == written);
+        assert_eq!(ask_all(&store, 0..120).await, 120);
+        drop(store);
+        damaged(&path);
+    }
+    let body = bodies(5).swap_remove(3);
+    let mut flipped = whole.clone();
+    let places: Vec<_> = memchr::memmem::find_iter(&whole, &body).collect();
+    places.into_iter().for_each(|at| flipped[at + 9] ^= 1);
+    fs::write(&path, flipped).unwrap();
+    let store = open(&path);
+    let mut others = written;
+    others.get_mut(token(5).as_bytes()).unwrap().1.remove(3);
+    assert!(kept(&store).await == others);
+}
+
+#[tokio::test]
+async fn records_as_they_were_before_they_were_sealed_are_passed_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.journal");
+    ask_all(&open(&path), 0..60).await;
+    let database = redb::Database::open(&path).unwrap();
+    let writing = database.begin_write().unwrap();
+    let table = redb::TableDefinition::<[u8; 16], &[u8]>::new("batches");
+    writing.open_table(table).unwrap().insert([1; 16], &b"unsealed"[..]).unwrap();
+    writing.commit().unwrap();
+    drop(database);
+    let store = open(&path);
+    assert_eq!(store.load().await.unwrap(), []);
+    assert_eq!(ask_all(&store, 0..60).await, 60);
+}

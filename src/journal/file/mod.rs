@@ -26,6 +26,7 @@
 //! [`sync_every`](FileStoreBuilder::sync_every); they are sent again, as is what is damaged. What has gone into the tables is synced before
 //! the tail lets go of it.
 
+mod batches;
 mod salvage;
 mod tables;
 mod tail;
@@ -126,14 +127,38 @@ impl FileStore {
     }
 }
 
+/// What is kept of batches is asked for and written on the thread that writes, in the order in which it is asked. Where that shows damage, the
+/// file is salvaged, and asked again.
 #[cfg(feature = "batch")]
 impl FileStore {
-    /// Does something else with the file than to keep entries, on the thread that writes, in the order in which it is asked. What it has
-    /// committed is safe.
-    pub(crate) fn ask<T: Send + 'static>(
+    /// All records.
+    pub(crate) fn batches<T: Send + 'static>(&self, each: fn([u8; 16], Bytes) -> T) -> FileAsk<Vec<T>> {
+        let all = move |found: Vec<_>| found.into_iter().map(|(token, record)| each(token, record)).collect();
+        self.ask(move |database| batches::load(database).map(all))
+    }
+
+    /// The body of a row.
+    pub(crate) fn batch_body(&self, token: [u8; 16], place: u32) -> FileAsk<Option<Bytes>> {
+        self.ask(move |database| batches::body(database, &token, place))
+    }
+
+    /// A batch has this record from now on, or none, and these bodies, or those that it has. What has been committed is safe.
+    pub(crate) fn change_batch(
         &self,
-        ask: impl FnOnce(&redb::Database) -> Result<T, redb::Error> + Send + 'static,
-    ) -> FileAsk<T> {
+        token: [u8; 16],
+        record: Option<Bytes>,
+        bodies: Option<Vec<Bytes>>,
+    ) -> FileAsk<()> {
+        let longest = record.iter().chain(bodies.iter().flatten()).map(Bytes::len).max();
+        if longest.is_some_and(|longest| longest > batches::MOST) {
+            let (refuse, done) = oneshot::channel();
+            let _ = refuse.send(Err(StoreError::new(format!("more than {} bytes are not kept", batches::MOST))));
+            return FileAsk { done };
+        }
+        self.ask(move |database| batches::write(database, &token, record.as_ref(), bodies.as_deref()))
+    }
+
+    fn ask<T: Send + 'static>(&self, ask: impl Fn(&redb::Database) -> Result<T, Fault> + Send + 'static) -> FileAsk<T> {
         FileAsk { done: self.shared().ask(ask) }
     }
 }
@@ -306,7 +331,7 @@ impl FileStoreBuilder {
 fn salvaged(path: &Path, cache: usize, index_after: usize, why: &str) -> Result<Tables, Fault> {
     let saved = salvage::salvage(path, cache, index_after)?;
     let (file, aside) = (path.display(), saved.aside.display());
-    tracing::warn!(%file, %aside, entries = saved.entries, why, "the journal was damaged: what was whole in it is kept, the rest will be sent again");
+    tracing::warn!(%file, %aside, entries = saved.entries, batches = saved.batches, why, "the journal was damaged: what was whole in it is kept, the rest will be sent again");
     Ok(saved.tables)
 }
 

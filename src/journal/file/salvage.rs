@@ -1,7 +1,7 @@
 //! A damaged file: what is whole in it goes into a fresh one.
 //!
 //! Not through its tables, which are what is damaged, but by reading it from end to end: an entry shows itself by its head, and proves
-//! itself by its checksum. Entries of a group that was never finished are whole answers too.
+//! itself by its checksum. Entries of a group that was never finished are whole answers too. What is kept of batches is found so as well.
 
 use std::{
     borrow::Cow,
@@ -12,7 +12,10 @@ use std::{
 
 use memchr::memmem;
 
-use super::tables::{Bulk, Fault, Tables};
+use super::{
+    batches,
+    tables::{Bulk, Fault, Tables},
+};
 use crate::journal::{Key, seal};
 
 /// What the file of the engine begins with.
@@ -25,6 +28,7 @@ const STRETCH: usize = 1 << 18;
 pub(super) struct Saved {
     pub(super) tables: Tables,
     pub(super) entries: u64,
+    pub(super) batches: u64,
     /// Where the damaged file is now.
     pub(super) aside: PathBuf,
 }
@@ -78,6 +82,7 @@ pub(super) fn finish(path: &Path) -> io::Result<()> {
 fn save(path: &Path, fresh: &Path, cache: usize, index_after: usize) -> Result<Saved, Fault> {
     let mut tables = Tables::open(fresh, cache)?;
     let entries = each_into(path, &mut tables, index_after)?;
+    let batches = tables.ask(batches::tidy)?;
     let aside = set_aside(path).map_err(failed)?;
     if let Err(error) = fs::rename(fresh, path) {
         // Without second names the file has lost its own.
@@ -87,16 +92,17 @@ fn save(path: &Path, fresh: &Path, cache: usize, index_after: usize) -> Result<S
         return Err(failed(error));
     }
     synced_folder(path);
-    Ok(Saved { tables, entries, aside })
+    Ok(Saved { tables, entries, batches, aside })
 }
 
-/// Writes each whole entry of a file into the tables, so many in one stroke. How many there were.
+/// Writes each whole entry of a file into the tables, so many in one stroke, and what is kept of batches into theirs. How many entries there
+/// were.
 pub(super) fn each_into(path: &Path, tables: &mut Tables, at_once: usize) -> Result<u64, Fault> {
     let mut entries = 0;
     let mut bulk: Option<Bulk> = None;
     let mut written = Ok(());
     each_entry(path, |key, entry| {
-        entries += 1;
+        entries += u64::from(seal::batch_of(&key).is_none());
         written = push(tables, &mut bulk, key, entry, at_once);
         written.is_ok()
     })
@@ -112,7 +118,10 @@ fn push(tables: &mut Tables, bulk: &mut Option<Bulk>, key: Key, entry: &[u8], at
         Some(open) => open,
         none => none.insert(tables.begin(at_once)?),
     };
-    open.push(key, entry)?;
+    match seal::batch_of(&key) {
+        Some((token, place)) => open.keep(&token, place, entry)?,
+        None => open.push(key, entry)?,
+    }
     let is_full = open.len() >= at_once;
     bulk.take_if(|_| is_full).map_or(Ok(()), |full| full.commit(tables))
 }

@@ -9,6 +9,7 @@ use std::{
 use bytes::Bytes;
 use redb::{Database, ReadOnlyTable, ReadableDatabase, ReadableTable, TableDefinition, TableHandle, WriteTransaction};
 
+use super::batches;
 use crate::journal::{Key, seal};
 
 /// Entries one after another, block by block, under a running number.
@@ -131,18 +132,23 @@ impl Tables {
             let database = Held(Some(Database::builder().set_cache_size(cache).create(path)?));
             let before = database.get().begin_read()?;
             let names: Vec<String> = before.list_tables()?.map(|table| table.name().to_owned()).collect();
-            let ours = [BLOCKS.name(), INDEX.name()];
+            let [records, copies, bodies] = batches::names();
+            let ours = [BLOCKS.name(), INDEX.name(), records, copies, bodies];
             // One of them may have a flipped bit.
-            let known = names.iter().any(|name| ours.contains(&name.as_str()));
-            if !(names.is_empty() || known) || before.list_multimap_tables()?.next().is_some() {
+            let known = names.iter().filter(|name| ours.contains(&name.as_str())).count();
+            if (known == 0 && !names.is_empty()) || before.list_multimap_tables()?.next().is_some() {
                 return Err(Fault::NotOurs);
             }
             before.close()?;
-            if names.len() < ours.len() {
+            if names.is_empty() {
                 let making = database.get().begin_write()?;
                 making.open_table(BLOCKS)?;
                 making.open_table(INDEX)?;
+                batches::make(&making)?;
                 making.commit()?;
+            } else if known < ours.len() || names.len() > ours.len() {
+                // A table that has lost its name would be taken for one in which nothing was ever written.
+                return Err(Fault::Damaged("its tables have other names".to_owned()));
             }
             let reading = database.get().begin_read()?;
             reading.open_table(INDEX)?;
@@ -170,7 +176,7 @@ impl Tables {
             // The state of the file goes with the commit, so that opening it after a kill takes no walk through all of it.
             writing.set_quick_repair(true);
             let keys = Vec::with_capacity(at_most.min(1 << 16));
-            Ok(Bulk { writing: Held(Some(writing)), next: self.next, block: Vec::with_capacity(BLOCK), keys })
+            Ok(Bulk { writing: Held(Some(writing)), next: self.next, block: Vec::with_capacity(BLOCK), keys, kept: 0 })
         })
     }
 }
@@ -181,11 +187,19 @@ pub(super) struct Bulk {
     next: u64,
     block: Vec<u8>,
     keys: Vec<(Short, Position)>,
+    /// How much there is of batches.
+    kept: usize,
 }
 
 impl Bulk {
     pub(super) fn len(&self) -> usize {
-        self.keys.len()
+        self.keys.len() + self.kept
+    }
+
+    /// What was found of a batch.
+    pub(super) fn keep(&mut self, token: &[u8; 16], place: u32, found: &[u8]) -> Result<(), Fault> {
+        self.kept += 1;
+        caught(|| batches::keep(self.writing.get(), token, place, found))
     }
 
     pub(super) fn push(&mut self, key: Key, entry: &[u8]) -> Result<(), Fault> {
@@ -214,10 +228,12 @@ impl Bulk {
 
     /// Waits until the disk has it.
     pub(super) fn commit(mut self, tables: &mut Tables) -> Result<(), Fault> {
-        if self.keys.is_empty() {
+        if self.len() == 0 {
             return Ok(());
         }
-        self.write_block()?;
+        if !self.keys.is_empty() {
+            self.write_block()?;
+        }
         let (first, Bulk { mut writing, next, mut keys, .. }) = (tables.next, self);
         caught(|| {
             // In order, so that each page of the index is written once. The later of two comes last, and stays.
@@ -280,10 +296,9 @@ fn out_of_order() -> Fault {
     Fault::Damaged("its entries are out of order".to_owned())
 }
 
-#[cfg(feature = "batch")]
 impl Tables {
     /// Runs what asks the engine for something else than entries.
-    pub(super) fn ask<T>(&self, ask: impl FnOnce(&Database) -> Result<T, redb::Error>) -> Result<T, Fault> {
-        caught(|| ask(self.database.get()).map_err(Fault::from))
+    pub(super) fn ask<T>(&self, ask: impl FnOnce(&Database) -> Result<T, Fault>) -> Result<T, Fault> {
+        caught(|| ask(self.database.get()))
     }
 }

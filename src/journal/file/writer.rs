@@ -29,7 +29,7 @@ struct Put {
 }
 
 /// What else is to be done with the tables, by the one who writes; with none if they are not open. Gives what breaks the store.
-type Job = Box<dyn FnOnce(Option<&Tables>) -> Option<Fault> + Send>;
+type Job = Box<dyn FnOnce(&Shared, &mut Option<Tables>) -> Option<Fault> + Send>;
 
 #[derive(Default)]
 struct Queue {
@@ -88,25 +88,26 @@ impl Shared {
         told
     }
 
-    /// Does something else with the file, between two groups.
+    /// Does something else with the file, between two groups; once more, if that shows damage, with what could be saved.
     #[cfg(feature = "batch")]
     pub(super) fn ask<T: Send + 'static>(
         &self,
-        ask: impl FnOnce(&redb::Database) -> Result<T, redb::Error> + Send + 'static,
+        ask: impl Fn(&redb::Database) -> Result<T, Fault> + Send + 'static,
     ) -> oneshot::Receiver<Result<T, StoreError>> {
         let (done, told) = oneshot::channel();
-        let path = self.path.display().to_string();
-        let job = move |tables: Option<&Tables>| {
-            let not_open = Fault::Damaged("it is not open".to_owned());
-            let asked = tables.map_or(Err(not_open), |tables| tables.ask(ask));
-            let why = |fault: &Fault| StoreError::new(format!("{path} does not work: {fault:?}"));
+        let job = move |shared: &Shared, tables: &mut Option<Tables>| {
+            let asked = match (shared.broken.get(), &*tables) {
+                // After an error of the system the engine takes all that follows for damage, which it is not.
+                (Some(_), Some(open)) => open.ask(&ask),
+                _ => shared.somehow(tables, |open| open.ask(&ask)),
+            };
+            let why = |fault: &Fault| StoreError::new(format!("{} does not work: {fault:?}", shared.path.display()));
             let (told, fault) = match asked {
                 Ok(value) => (Ok(value), None),
                 Err(fault) => (Err(why(&fault)), Some(fault)),
             };
             let _ = done.send(told);
-            // After an error of the system the engine takes all that follows for damage, which it is not.
-            fault.filter(|fault| matches!(fault, Fault::Failed(_)))
+            fault.filter(|fault| matches!(fault, Fault::Failed(_)) || tables.is_none())
         };
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if queue.ended {
@@ -168,32 +169,32 @@ impl Shared {
 
     /// The tail goes into the tables.
     fn fold(&self, tables: &mut Option<Tables>, tail: &mut Tail) -> Result<(), Fault> {
-        self.somehow(tables, |tables| tail.put_into(tables))?;
+        self.somehow(tables, |tables| {
+            tail.put_into(tables)?;
+            self.show(tables)
+        })?;
         // Whoever finds nothing in the tail from now on has a view that knows it.
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         places.clear();
         tail.clear()
     }
 
-    /// Writes to the tables; if they prove to be damaged, once more to what could be saved of them.
-    pub(super) fn somehow(
+    /// Does something with the tables; if they prove to be damaged, once more with what could be saved of them.
+    pub(super) fn somehow<T>(
         &self,
         tables: &mut Option<Tables>,
-        write: impl Fn(&mut Tables) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
-        let both = |tables: &mut Option<Tables>| {
-            let Some(open) = tables else { return Err(Fault::Damaged("it is not open".to_owned())) };
-            write(open)?;
-            self.show(open)
-        };
-        match both(tables) {
+        run: impl Fn(&mut Tables) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let not_open = || Fault::Damaged("it is not open".to_owned());
+        let once = |tables: &mut Option<Tables>| tables.as_mut().ok_or_else(not_open).and_then(&run);
+        match once(tables) {
             Err(Fault::Damaged(why)) => {
                 self.hide();
                 *tables = None;
-                *tables = Some(salvaged(&self.path, self.cache, self.index_after, &why)?);
-                both(tables)
+                self.show(tables.insert(salvaged(&self.path, self.cache, self.index_after, &why)?))?;
+                once(tables)
             }
-            written => written,
+            done => done,
         }
     }
 }
@@ -215,7 +216,10 @@ impl Writer {
     pub(super) fn start(shared: Shared, tables: Tables) -> Result<Self, Fault> {
         let shared = Arc::new(shared);
         let mut tables = Some(tables);
-        shared.somehow(&mut tables, |tables| tail::take_in(&shared.path, tables, shared.index_after))?;
+        shared.somehow(&mut tables, |tables| {
+            tail::take_in(&shared.path, tables, shared.index_after)?;
+            shared.show(tables)
+        })?;
         let tail = {
             let mut places = shared.places.lock().unwrap_or_else(PoisonError::into_inner);
             Tail::make(&shared.path, &mut places).map_err(salvage::failed)?
@@ -270,7 +274,7 @@ fn run(shared: &Shared, mut tables: Option<Tables>, mut tail: Tail) {
                     drop(told(shared.fold(&mut tables, &mut tail)));
                 }
                 for job in jobs {
-                    if let Some(fault) = job(tables.as_ref()) {
+                    if let Some(fault) = job(shared, &mut tables) {
                         drop(told(Err(fault)));
                     }
                 }
