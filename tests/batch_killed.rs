@@ -35,7 +35,7 @@ struct Size {
 }
 
 const SMALL: Size = Size { ids: 60, rows: 8, in_flight: 2, kills: 3, life_ms: 3_000 };
-const BIG: Size = Size { ids: 20_000, rows: 250, in_flight: 4, kills: 50, life_ms: 4_000 };
+const BIG: Size = Size { ids: 20_000, rows: 250, in_flight: 4, kills: 50, life_ms: 2_000 };
 
 /// What goes wrong with the batches of an org, beside what costs no row: lost replies, batches that are not there as yet, shuffled results.
 fn faults(org: &str, kind: Kind) -> BatchConfig {
