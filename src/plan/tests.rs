@@ -345,9 +345,10 @@ proptest! {
             },
         }
         let after = plan(&work(n, Objective::Latency), &richer).unwrap();
-        // With more in flight at the end more may be late: by a part of a call's time. And an org that joins may be slow itself.
+        // With more in flight at the end more may be late: by a long call at the slowest org. And an org that joins may be slow itself.
+        let latencies = fleet.orgs.iter().flat_map(|org| &org.models).map(|(_, limits)| s(limits.latency.p95));
         let joined = if which == 3 { 2.0 * s(org.latency.p95) } else { 0.1 };
-        let slack = 0.02 * s(before.direct.time.median) + joined;
+        let slack = 0.02 * s(before.direct.time.median) + latencies.fold(0.0, f64::max) + joined;
         prop_assert!(s(after.direct.time.median) <= s(before.direct.time.median) + slack, "{before}\n{after}");
     }
 
