@@ -14,7 +14,7 @@ use crate::{
     batch::{
         BatchFailure, BatchRows, Counts, Ending, Remote, RowEnd, answer,
         record::{self, Phase, Why},
-        state::{End, Gathered},
+        state::End,
     },
     journal::Key,
     outcome::{Class, Purse},
@@ -22,9 +22,6 @@ use crate::{
 
 /// In so many batches a row may be without an answer.
 const TRIES: u8 = 2;
-
-/// What a row that was cancelled is said to have.
-const CANCELED: &str = "its batch was cancelled";
 
 /// What the results say.
 #[derive(Default)]
@@ -43,10 +40,32 @@ struct Tally {
 }
 
 /// How a row ended that has no answer.
+#[derive(Clone)]
 struct Undone {
     class: Class,
     said: Arc<str>,
+    was_canceled: bool,
     counted: Counts,
+}
+
+impl Undone {
+    /// By its batch, not by an answer.
+    fn by(end: &RowEnd) -> Option<Self> {
+        let (class, said) = match end {
+            RowEnd::Answered(_) => return None,
+            RowEnd::Expired => (Class::Overloaded, "it was not worked on in time"),
+            RowEnd::Canceled => (Class::Overloaded, "its batch was cancelled"),
+            RowEnd::Missing(why) => (Class::Transport, &**why),
+        };
+        let was_canceled = matches!(end, RowEnd::Canceled);
+        Some(Undone { class, said: said.into(), was_canceled, counted: counted(end) })
+    }
+}
+
+fn counted(end: &RowEnd) -> Counts {
+    let mut counted = Counts::default();
+    counted.add(end);
+    counted
 }
 
 impl Tally {
@@ -196,16 +215,16 @@ impl Course {
             }
             None => {}
         }
-        let mut counted = Counts::default();
-        counted.add(&row.end);
         tally.counts.add(&row.end);
-        let why = match row.end {
-            RowEnd::Answered(answer) => self.answered(key, answer, tally),
-            RowEnd::Expired => Some((Class::Overloaded, "it was not worked on in time".into())),
-            RowEnd::Canceled => Some((Class::Overloaded, CANCELED.into())),
-            RowEnd::Missing(why) => Some((Class::Transport, why.into())),
+        let counted = counted(&row.end);
+        let undone = match row.end {
+            RowEnd::Answered(answer) => {
+                let why = self.answered(key, answer, tally);
+                why.map(|(class, said)| Undone { class, said, was_canceled: false, counted })
+            }
+            end => Undone::by(&end),
         };
-        tally.ends.insert(key, why.map(|(class, said)| Undone { class, said, counted }));
+        tally.ends.insert(key, undone);
         true
     }
 
@@ -241,7 +260,7 @@ impl Course {
             let key = self.record.keys[place];
             let end = match tally.ends.get(&key) {
                 Some(None) => continue,
-                Some(Some(end)) => Some((end.class, end.said.clone())),
+                Some(Some(end)) => Some(end.clone()),
                 None => None,
             };
             if let (None, Some(said)) = (&end, &tally.lack) {
@@ -251,27 +270,20 @@ impl Course {
                 tally.unclaimed.insert(key);
                 continue;
             }
+            let unnamed = match ending {
+                Ending::Completed => RowEnd::Missing("the results do not name it".to_owned()),
+                Ending::Expired => RowEnd::Expired,
+                Ending::Canceled => RowEnd::Canceled,
+            };
             if end.is_none() {
-                let end = match ending {
-                    Ending::Completed => RowEnd::Missing(String::new()),
-                    Ending::Expired => RowEnd::Expired,
-                    Ending::Canceled => RowEnd::Canceled,
-                };
-                tally.counts.add(&end);
+                tally.counts.add(&unnamed);
             }
             let Some(tries) = self.shared.lock().waits(self.record.token, key) else {
                 tally.unclaimed.insert(key);
                 continue;
             };
-            let was_canceled = match &end {
-                Some((_, said)) => &**said == CANCELED,
-                None => ending == Ending::Canceled,
-            };
-            let (class, said) = end.unwrap_or_else(|| match ending {
-                Ending::Completed => (Class::Transport, "the results do not name it".into()),
-                Ending::Expired => (Class::Overloaded, "it was not worked on in time".into()),
-                Ending::Canceled => (Class::Overloaded, CANCELED.into()),
-            });
+            // What ends a batch is no answer.
+            let Some(Undone { class, said, was_canceled, .. }) = end.or_else(|| Undone::by(&unnamed)) else { continue };
             let body = self.body(place).await;
             let back = if was_canceled && why == Some(Why::Stuck) {
                 Some(BatchFailure::Stuck(self.remaining()))
@@ -284,18 +296,13 @@ impl Course {
                 self.end(key, End::Back(failure, body));
                 continue;
             }
-            let request = body.and_then(|body| self.record.head.request(body));
-            let row = request.and_then(|request| {
-                let row = self.shared.api.row(&record::custom_id(key), &request).ok()?;
-                Some((row, request.into_body()))
-            });
-            let Some((row, body)) = row else {
+            let Some((of, row)) = self.gathered(key, body) else {
                 self.end(key, End::Back(BatchFailure::Unanswered { batch: self.remaining(), class, said }, None));
                 continue;
             };
             self.shared.lock().tried(key);
-            group.get_or_insert(row.group);
-            again.push(Gathered { key, line: row.bytes, body, weight: row.weight });
+            group.get_or_insert(of);
+            again.push(row);
         }
         if let Some(group) = group {
             tracing::info!(batch = %self.name(), rows = again.len(), "rows without an answer go into the next batch");

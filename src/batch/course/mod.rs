@@ -19,7 +19,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    BatchChange, BatchFailure, BatchRows, RemoteBatch, Token,
+    BatchChange, BatchFailure, BatchRows, Group, RemoteBatch, Token,
     record::{self, Phase, Record, RowHead},
     state::{Chunk, End, Gathered, SPLITS, Seen, Shared, State},
 };
@@ -208,21 +208,23 @@ impl Course {
         }
     }
 
+    /// A row of it for another batch, if its body is there.
+    fn gathered(&self, key: Key, body: Option<Bytes>) -> Option<(Group, Gathered)> {
+        let request = self.record.head.request(body?)?;
+        let row = self.shared.api.row(&record::custom_id(key), &request).ok()?;
+        Some((row.group, Gathered { key, line: row.bytes, body: request.into_body(), weight: row.weight }))
+    }
+
     /// All its rows, from the store: who waits for them is seen when they are queued.
     async fn rebuilt(&mut self) -> Option<Chunk> {
         let (mut rows, mut group) = (vec![], None);
         for place in 0..self.record.keys.len() {
             let key = self.record.keys[place];
             let body = self.body(place).await;
-            let request = body.and_then(|body| self.record.head.request(body));
-            let row = request.and_then(|request| {
-                let row = self.shared.api.row(&record::custom_id(key), &request).ok()?;
-                Some((row, request.into_body()))
-            });
-            match row {
-                Some((row, body)) => {
-                    group.get_or_insert(row.group);
-                    rows.push(Gathered { key, line: row.bytes, body, weight: row.weight });
+            match self.gathered(key, body) {
+                Some((of, row)) => {
+                    group.get_or_insert(of);
+                    rows.push(row);
                 }
                 None => drop(self.end(key, End::Back(BatchFailure::Broken(None), None))),
             }

@@ -93,7 +93,6 @@ impl Course {
         }
         let create = api.create(&chunk.group, &token, self.record.file.as_deref(), &lines);
         drop(lines);
-        // The time from which it is looked for.
         let answer = match self.call_until(&create, Patience { once: true, ..Patience::default() }).await {
             Called::Answer(answer) => answer,
             Called::Out(class) => return Created::Not(Not::Out(class)),

@@ -60,7 +60,8 @@ use crate::{
 /// Entries in one file, kept by a writer thread of its own.
 ///
 /// All clones are one store; the thread ends, and the file is closed, when the last one is dropped: what was put is written before that,
-/// and the drop waits for it, up to a second, blocking its thread. Reads are made in place, on the caller's thread: from the cache, or one or two pages from the disk.
+/// and the drop waits for it, blocking its thread. Reads are made in place, on the caller's thread: from the cache, or one or two pages from
+/// the disk.
 ///
 /// While it is open there is a second file beside it, `NAME.tail`, with what was put last; a kill leaves it there, and it belongs to the first.
 ///
@@ -86,7 +87,7 @@ pub struct FileStore {
 
 impl FileStore {
     /// Opens the file at `path`, or makes one, with the defaults of [`FileStoreBuilder`]. It blocks: what a killed process has left is
-    /// taken in, which for a large tail takes up to a second, and a damaged file is read from end to end.
+    /// taken in first, and a damaged file is read from end to end.
     ///
     /// # Errors
     /// See [`OpenError`].

@@ -28,8 +28,8 @@ struct Put {
     done: oneshot::Sender<Result<(), StoreError>>,
 }
 
-/// What else is to be done with the tables, by the one who writes; with none if they are not open. Gives what breaks the store.
-type Job = Box<dyn FnOnce(&Shared, &mut Option<Tables>) -> Option<Fault> + Send>;
+/// What else is to be done with the tables, by the one who writes; with none if they are not open.
+type Job = Box<dyn FnOnce(&Shared, &mut Option<Tables>) + Send>;
 
 #[derive(Default)]
 struct Queue {
@@ -96,18 +96,19 @@ impl Shared {
     ) -> oneshot::Receiver<Result<T, StoreError>> {
         let (done, told) = oneshot::channel();
         let job = move |shared: &Shared, tables: &mut Option<Tables>| {
-            let asked = match (shared.broken.get(), &*tables) {
+            let asked = match shared.broken.get() {
+                None => shared.somehow(tables, |open| open.ask(&ask)),
                 // After an error of the system the engine takes all that follows for damage, which it is not.
-                (Some(_), Some(open)) => open.ask(&ask),
-                _ => shared.somehow(tables, |open| open.ask(&ask)),
+                Some(_) => tables.as_ref().ok_or_else(not_open).and_then(|open| open.ask(&ask)),
             };
-            let why = |fault: &Fault| StoreError::new(format!("{} does not work: {fault:?}", shared.path.display()));
-            let (told, fault) = match asked {
-                Ok(value) => (Ok(value), None),
-                Err(fault) => (Err(why(&fault)), Some(fault)),
-            };
+            let breaks = |fault: &Fault| matches!(fault, Fault::Failed(_)) || tables.is_none();
+            // The store is broken before anybody is told, or he would send what it cannot keep.
+            let told = asked.map_err(|fault| match shared.broken.get() {
+                Some(broken) => broken.clone(),
+                None if breaks(&fault) => shared.broken_by(fault),
+                None => StoreError::new(format!("{} does not work: {fault:?}", shared.path.display())),
+            });
             let _ = done.send(told);
-            fault.filter(|fault| matches!(fault, Fault::Failed(_)) || tables.is_none())
         };
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if queue.ended {
@@ -185,7 +186,6 @@ impl Shared {
         tables: &mut Option<Tables>,
         run: impl Fn(&mut Tables) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
-        let not_open = || Fault::Damaged("it is not open".to_owned());
         let once = |tables: &mut Option<Tables>| tables.as_mut().ok_or_else(not_open).and_then(&run);
         match once(tables) {
             Err(Fault::Damaged(why)) => {
@@ -197,6 +197,10 @@ impl Shared {
             done => done,
         }
     }
+}
+
+fn not_open() -> Fault {
+    Fault::Damaged("it is not open".to_owned())
 }
 
 /// What the writer does next.
@@ -274,9 +278,7 @@ fn run(shared: &Shared, mut tables: Option<Tables>, mut tail: Tail) {
                     drop(told(shared.fold(&mut tables, &mut tail)));
                 }
                 for job in jobs {
-                    if let Some(fault) = job(shared, &mut tables) {
-                        drop(told(Err(fault)));
-                    }
+                    job(shared, &mut tables);
                 }
             }
         }
