@@ -4,13 +4,14 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use tokio::time::{sleep, timeout};
 use tower::{Service, ServiceExt};
 use tower_quota::{
     judge::{Gather, JudgeLayer},
-    org::{Credential, Org, Orgs},
+    org::{Circuit, Credential, Org, Orgs},
     sim::{Change, Config, Dialect, Latency, OrgConfig, Sim},
     stack::Stack,
 };
@@ -74,6 +75,29 @@ fn at_rest(orgs: &Orgs, sim: &Sim) {
     assert!(sim.truth().orgs.iter().all(|org| org.in_flight == 0));
 }
 
+/// Whoever was a probe and was dropped has given its place back: each org is asked again, and by and by trusted as before.
+async fn all_are_trusted_again<S, B>(service: S, orgs: &Orgs, sim: &Sim, from: usize)
+where
+    S: Service<Request<Full<Bytes>>, Response = Response<B>, Error: std::fmt::Debug> + Clone,
+    B: http_body::Body<Error: std::fmt::Debug>,
+{
+    let before = sim.truth();
+    // So many at once that each org is needed.
+    let calls = (from..from + 1_200).map(|item| {
+        let service = service.clone();
+        async move { service.oneshot(ask(item)).await.unwrap().into_body().collect().await.unwrap() }
+    });
+    stream::iter(calls).buffer_unordered(100).for_each(|_| std::future::ready(())).await;
+    let after = sim.truth();
+    for (org, (before, after)) in orgs.iter().flat_map(Org::families).zip(before.orgs.iter().zip(&after.orgs)) {
+        let seen = org.snapshot();
+        assert_eq!((seen.circuit, seen.out.is_none(), seen.hold.is_none()), (Circuit::Closed, true, true), "{seen:?}");
+        assert!(seen.health > 0.99, "{seen:?}");
+        assert!(after.ok - before.ok > 200, "{}: {} of 1,200", before.name, after.ok - before.ok);
+    }
+    at_rest(orgs, sim);
+}
+
 async fn run(sim: &Sim, gather: Gather, calls: usize) -> Orgs {
     let orgs = pool();
     let stack = Stack::new(orgs.clone()).judge(JudgeLayer::new().gather(gather)).timeout(Duration::from_secs(5));
@@ -99,6 +123,7 @@ async fn run(sim: &Sim, gather: Gather, calls: usize) -> Orgs {
         answer.into_body().collect().await.unwrap();
     }
     at_rest(&orgs, sim);
+    all_are_trusted_again(service, &orgs, sim, calls + 30).await;
     orgs
 }
 
@@ -116,7 +141,7 @@ async fn ten_thousand_dropped_requests_leave_nothing_and_no_org_is_punished() {
         for org in &orgs {
             let seen = org.snapshot();
             assert_eq!((seen.health, seen.out.is_none(), seen.hold.is_none()), (1.0, true, true), "{seen:?}");
-            assert_eq!(seen.circuit, tower_quota::org::Circuit::Closed);
+            assert_eq!(seen.circuit, Circuit::Closed);
             assert_eq!(seen.limit.unwrap().throttled, 0);
         }
     }

@@ -25,6 +25,8 @@ pub(crate) struct Measured {
     pub(crate) wasted: u64,
     /// All faults, and those of them after which nobody knows whether there was an answer.
     pub(crate) faults: u64,
+    /// As many as the scenario's own rates make of that many calls.
+    pub(crate) expected: f64,
     pub(crate) ambiguous: u64,
     pub(crate) refused_keys: u64,
     pub(crate) live: usize,
@@ -95,6 +97,7 @@ impl Measured {
             twice: truth.answered_more,
             wasted,
             faults: wasted + overloaded + refused_keys + truth.throttled_429(),
+            expected: truth.orgs.iter().map(|org| org.calls as f64 * fault_rate(config, &org.name)).sum(),
             ambiguous,
             refused_keys,
             live: copies.iter().map(|copy| copy.peak_live).max().unwrap_or(0),
@@ -136,9 +139,9 @@ impl Measured {
         self.colleague.map(|colleague| colleague.refused as f64 / colleague.calls.max(1) as f64)
     }
 
-    /// Calls, as times of the items and the faults that struck.
-    fn wire(&self) -> f64 {
-        self.calls as f64 / (self.requests + self.faults).max(1) as f64
+    /// Calls, as times of the items and the faults that were to be expected.
+    pub(crate) fn wire(&self) -> f64 {
+        self.calls as f64 / (self.requests as f64 + self.expected).max(1.0)
     }
 
     /// What no table of all scenarios has a column for.
@@ -150,8 +153,8 @@ impl Measured {
         }
         if self.wasted + self.refused_keys > 0 {
             notes.push(format!(
-                "{} faults, {} of them wasted quota, {} left open whether there was an answer; {} keys refused; {:.3} calls for each of an item or a fault",
-                self.faults, self.wasted, self.ambiguous, self.refused_keys, self.wire()
+                "{} faults ({:.0} expected), {} of them wasted quota, {} left open whether there was an answer; {} keys refused; {:.3} calls for each of an item or an expected fault",
+                self.faults, self.expected, self.wasted, self.ambiguous, self.refused_keys, self.wire()
             ));
         }
         if let (Some(colleague), Some(refused)) = (self.colleague, self.colleague_refused()) {
@@ -219,6 +222,14 @@ pub(crate) fn missed(scenario: &Scenario, runs: &[Measured]) -> Vec<String> {
 
 fn errors(org: &OrgTruth, status: u16) -> u64 {
     org.errors.get(&status).copied().unwrap_or(0)
+}
+
+/// The part of an org's calls that its scenario lets fail, as it begins.
+fn fault_rate(config: &Config, org: &str) -> f64 {
+    let Some(org) = config.orgs.iter().find(|each| each.name == org) else { return 0.0 };
+    let chances =
+        [org.unauthorised, org.overloaded, org.error_5xx, org.reset, org.hang, org.truncate, org.empty, org.in_band];
+    chances.iter().map(|chance| chance.0).sum::<f64>().min(1.0)
 }
 
 pub(crate) fn median<T: PartialOrd + Copy>(values: impl Iterator<Item = T>) -> Option<T> {

@@ -104,7 +104,7 @@ pub(crate) struct Bars {
     pub(crate) unequal: Option<f64>,
     /// This org refuses everything: the most calls in its first second, and in any second after.
     pub(crate) black_hole: Option<BlackHole>,
-    /// The most calls, as times of the items and the faults that struck. Then an item may be answered twice where a fault left open
+    /// The most calls, as times of the items and the faults that the rates let expect. Then an item may be answered twice where a fault left open
     /// whether it was.
     pub(crate) wire: Option<f64>,
     /// The most calls that are refused for want of a key, of any org.

@@ -1,6 +1,7 @@
 //! The future of a limited call.
 
 use std::{
+    fmt,
     marker::PhantomData,
     pin::Pin,
     task::{Context, Poll, ready},
@@ -13,7 +14,6 @@ use crate::outcome::{Class, Classify};
 
 pin_project! {
     /// The future of a call through [`AimdLimit`](super::AimdLimit). Dropped, it gives its slot back and reports nothing.
-    #[derive(Debug)]
     pub struct AimdFuture<F, C, R> {
         #[pin]
         state: State<F>,
@@ -24,11 +24,17 @@ pin_project! {
 
 pin_project! {
     #[project = StateProj]
-    #[derive(Debug)]
     enum State<F> {
         Calling { #[pin] future: F, permit: Option<Permit> },
         // A finished future that is still held keeps neither slot nor inner future.
         Done,
+    }
+}
+
+/// Says nothing of the inner future: a client's may quote what it sends.
+impl<F, C, R> fmt::Debug for AimdFuture<F, C, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AimdFuture").finish_non_exhaustive()
     }
 }
 

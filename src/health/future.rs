@@ -1,6 +1,7 @@
 //! The future of a guarded call.
 
 use std::{
+    fmt,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -12,7 +13,6 @@ use crate::outcome::{Class, Classify};
 
 pin_project! {
     /// The future of a call through [`OrgHealth`](super::OrgHealth). Dropped, it gives a probe's place back and reports nothing.
-    #[derive(Debug)]
     pub struct HealthFuture<F, C> {
         #[pin]
         state: State<F>,
@@ -22,11 +22,17 @@ pin_project! {
 
 pin_project! {
     #[project = StateProj]
-    #[derive(Debug)]
     enum State<F> {
         Calling { #[pin] future: F, pass: Option<Pass> },
         // A finished future that is still held keeps neither a probe's place nor the inner future.
         Done,
+    }
+}
+
+/// Says nothing of the inner future: a client's may quote what it sends.
+impl<F, C> fmt::Debug for HealthFuture<F, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HealthFuture").finish_non_exhaustive()
     }
 }
 

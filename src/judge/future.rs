@@ -84,6 +84,13 @@ impl<F, RB> JudgeFuture<F, RB> {
     }
 }
 
+/// Says nothing of the inner future: a client's may quote what it sends.
+impl<F, RB> fmt::Debug for JudgeFuture<F, RB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JudgeFuture").finish_non_exhaustive()
+    }
+}
+
 impl<F, RB, E> Future for JudgeFuture<F, RB>
 where
     F: Future<Output = Result<Response<RB>, E>>,
