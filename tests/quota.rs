@@ -307,6 +307,37 @@ async fn headers_are_read_whatever_the_status() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_refusal_says_whether_the_quota_that_it_tells_explains_it() {
+    const REQUESTS: &str = "anthropic-ratelimit-requests-remaining";
+    const INPUT: &str = "anthropic-ratelimit-input-tokens-remaining";
+    // Of a call of 2,000 tokens: status, what remains, and whether another limit must have refused it.
+    let table: &[(u16, &[(&str, &str)], bool)] = &[
+        (429, &[(REQUESTS, "1"), (INPUT, "2000")], true),
+        (429, &[(REQUESTS, "1")], true),
+        (429, &[(INPUT, "50000")], true),
+        (429, &[(REQUESTS, "0"), (INPUT, "50000")], false),
+        (429, &[(REQUESTS, "40"), (INPUT, "1999")], false),
+        (429, &[(REQUESTS, "40"), (INPUT, "0")], false),
+        (429, &[(REQUESTS, "many")], false),
+        (429, &[("anthropic-ratelimit-requests-limit", "60")], false),
+        (429, &[], false),
+        // Only a refusal needs to be explained.
+        (200, &[(REQUESTS, "40")], false),
+        (503, &[(REQUESTS, "40")], false),
+    ];
+    for (status, remaining, expected) in table {
+        let (_, layer, probe) = told(tokens("60000", "50000")).await;
+        let mut call = task::spawn(readied(&layer, &probe).call(cost(2_000)));
+        assert_pending!(call.poll());
+        let mut refusal = answer(*status, remaining);
+        refusal.extensions_mut().insert(Stamp::new(Outcome::of(Class::Throttled)));
+        probe.release(1, Ok(refusal));
+        let answer = assert_ready!(call.poll()).unwrap();
+        assert_eq!(answer.extensions().get::<Stamp>().unwrap().within_quota, *expected, "{status} {remaining:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_an_answer_does_not_mention_is_unchanged() {
     let first = answer(
         429,

@@ -131,6 +131,7 @@ fn fine() -> Measured {
         calls: 100,
         wasted: 5,
         faults: 10,
+        expected: 10.0,
         ambiguous: 0,
         refused_keys: 1,
         peak_kib: 1,

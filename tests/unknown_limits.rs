@@ -111,6 +111,24 @@ async fn a_concurrency_limit_is_found_and_kept() {
     }
 }
 
+/// Its answers tell quotas, which are not what refuses.
+#[tokio::test(start_paused = true)]
+async fn a_concurrency_limit_beside_quotas_that_are_told_is_found_and_kept() {
+    println!("{NAMES}");
+    for retry_after in [RetryAfter::None, RetryAfter::Seconds] {
+        // The slots allow so many a second; the quota half as much again, or a tenth more.
+        for (latency, seconds, quota) in [(20.0, 20.0, 1.5), (80.0, 60.0, 1.5), (80.0, 60.0, 1.1), (320.0, 60.0, 1.5)] {
+            let rate = 20.0 / Latency::new(latency, 0.3).mean().as_secs_f64();
+            let org = |org: OrgConfig| org.max_concurrency(20).requests_per_minute(rate * 60.0 * quota).capacity_s(2.0);
+            let config = config(retry_after, 1, org).headers(Headers::All).latency(Latency::new(latency, 0.3));
+            let run = run(config, (rate * seconds) as u64, 600).await;
+            show(&format!("20 at once, quota {quota} x, {latency} ms, {retry_after:?}"), &run, 10.0);
+            assert!(run.ratio <= 1.10, "{}", run.ratio);
+            assert!(run.refused <= 0.005, "{}", run.refused);
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_low_concurrency_limit_is_not_taken_for_a_rate() {
     println!("{NAMES}");

@@ -61,15 +61,17 @@ where
         let permit = permit.take().expect("the permit is taken only here, and the state is left at once");
         this.state.set(State::Done);
         let outcome = this.classify.classify(result.as_ref());
+        let hidden = outcome.class.implies().cuts
+            && this.classify.stamp(result.as_ref()).is_some_and(|stamp| stamp.within_quota);
         let permit = if result.as_ref().is_ok_and(R::keeps) {
-            permit.report(outcome);
+            permit.report(outcome, hidden);
             let stamp = this.classify.stamp(result.as_ref()).filter(|_| outcome.class == Class::Ok);
             if let Some(tail) = stamp.and_then(|stamp| stamp.tail.as_ref()) {
                 permit.report_at_the_end(tail);
             }
             Some(permit)
         } else {
-            permit.finish(outcome);
+            permit.finish(outcome, hidden);
             None
         };
         Poll::Ready(result.map(|response| R::attach(response, permit)))

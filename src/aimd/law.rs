@@ -5,7 +5,7 @@
 //! only when it was reached, and no faster than so much a second; a hint holds the org; and after a hold one call goes first,
 //! then the window opens by doubling.
 //!
-//! Where the answers do not tell the quota, refusals are all there is: [`Plateau`] finds how many calls fit, and [`Pace`] how
+//! Where the answers do not tell what refuses, refusals are all there is: [`Plateau`] finds how many calls fit, and [`Pace`] how
 //! many a second when no number of slots is right.
 
 use std::time::Duration;
@@ -76,6 +76,8 @@ pub(crate) struct Law {
     busy: Option<Instant>,
     /// The answers tell the quota.
     told: bool,
+    /// The last refusal was by a limit that they do not tell.
+    hidden: bool,
     plateau: Plateau,
     pace: Option<Pace>,
     no_pace_until: Option<Instant>,
@@ -112,6 +114,7 @@ impl Law {
             familiar: 0.0,
             busy: None,
             told: false,
+            hidden: false,
             plateau: Plateau::new(),
             pace: None,
             no_pace_until: None,
@@ -162,7 +165,6 @@ impl Law {
         }
     }
 
-    /// The changes since this was last asked.
     /// The changes since they were last asked for.
     pub(crate) fn news(&self) -> &[Change] {
         &self.changes
@@ -315,11 +317,20 @@ impl Law {
         grows
     }
 
-    /// An answer was read of a call; `in_flight` still counts it. True if limit, pace or hold moved.
-    pub(crate) fn answered(&mut self, call: Admitted, outcome: Outcome, in_flight: usize, now: Instant) -> bool {
+    /// An answer was read of a call; `in_flight` still counts it. A refusal is by a `hidden` limit where the quota that is told does
+    /// not explain it. True if limit, pace or hold moved.
+    pub(crate) fn answered(
+        &mut self,
+        call: Admitted,
+        outcome: Outcome,
+        hidden: bool,
+        in_flight: usize,
+        now: Instant,
+    ) -> bool {
         let current = call.epoch == self.epoch;
         match outcome.class {
             Class::Throttled => {
+                self.hidden = hidden;
                 self.throttled = self.throttled.saturating_add(1);
                 let until = outcome.not_before.filter(|at| *at > now);
                 if !current {
@@ -345,7 +356,7 @@ impl Law {
         self.answered_well();
         if self.sounding {
             self.sounding = false;
-            if !self.told {
+            if self.is_blind() {
                 self.open = self.open.max((self.familiar / 2.0).floor().min(self.limit));
             }
             self.new_window();
@@ -406,7 +417,7 @@ impl Law {
         } else {
             let grown = if self.slow_start {
                 self.limit * 2.0
-            } else if self.told {
+            } else if self.told && !self.plateau.is_found() {
                 self.limit + self.settings.step
             } else {
                 let Some(grown) = self.plateau.grown(self.limit, now) else { return false };
@@ -433,7 +444,7 @@ impl Law {
         let parked = ceiling.checked_sub(READING.min(self.settings.ceiling / 2)).is_some_and(|at| until >= at);
         let reason = if parked { HoldReason::Parked } else { HoldReason::Hint };
         if current {
-            if self.told {
+            if !self.is_blind() {
                 // A call that went alone says nothing about how many may go together.
                 if !self.sounding {
                     self.cut(self.limit * self.settings.cut, Why::Held, now);
@@ -453,7 +464,7 @@ impl Law {
     /// Refused without a time.
     fn refused(&mut self, in_flight: usize, level: usize, now: Instant) {
         let whole = !self.served;
-        if self.told {
+        if !self.is_blind() {
             if self.sounding || whole || self.open < 2.0 {
                 if !self.sounding {
                     self.cut(self.limit * self.settings.cut, Why::Refused, now);
@@ -483,6 +494,11 @@ impl Law {
         self.hold_until(now + pause, HoldReason::Backoff, now);
     }
 
+    /// Nothing tells what the last refusal was for.
+    fn is_blind(&self) -> bool {
+        !self.told || self.hidden
+    }
+
     /// What a refusal teaches where nothing tells the limit.
     fn learn(&mut self, level: usize, why: Why, hold: Duration, now: Instant) {
         let meter = self.meter.unwrap_or(Meter::new(now));
@@ -491,7 +507,7 @@ impl Law {
         // Nor does it hold an org for long, and then refuse fewer than fitted before.
         let held_long = self.hold.is_some_and(|hold| hold.reason != HoldReason::Backoff) && self.familiar == 0.0;
         let rate = held_long && self.open < self.limit || level <= FEW && self.sent[level.max(1) - 1] > enough;
-        let rate = rate && self.served;
+        let rate = rate && self.served && !self.told;
         if let Some(pace) = &mut self.pace {
             let from = pace.rate();
             if pace.refused(&meter, now) {

@@ -13,7 +13,9 @@
 //! - It grows no faster than [`growth_per_second`](SettingsBuilder::growth_per_second), and after an
 //!   [`idle`](SettingsBuilder::idle) phase a burst begins with the starting fraction again.
 //!
-//! **Where nothing tells the limit** (no quota headers) refusals are all there is:
+//! **Where nothing tells the limit** (no quota headers) refusals are all there is. So they are where the answers tell a quota that had room
+//! for the call they refuse ([`Stamp::within_quota`](crate::outcome::Stamp::within_quota)): another limit has refused it, and the plateau is
+//! searched for; no pace is, since the quota is one.
 //!
 //! - *Plateau.* A refusal at n in flight makes the limit n − 1, and each further refusal of the same burst one less, so that what
 //!   is left in flight is what fitted. Refused again before anything sent since was answered, it halves. It

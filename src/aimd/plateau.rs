@@ -69,6 +69,11 @@ impl Plateau {
         self.up = 1.0;
     }
 
+    /// Whether anything was ever refused.
+    pub(crate) fn is_found(&self) -> bool {
+        self.refused_at.is_some()
+    }
+
     /// A whole window at the full limit was clean.
     pub(crate) fn clean(&mut self) {
         self.down = 1.0;

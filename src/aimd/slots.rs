@@ -65,12 +65,12 @@ impl Slots {
     }
 
     /// An answer was read. The limit, if a refusal moved it.
-    fn report(&mut self, admitted: Admitted, outcome: Outcome, clock: &mut Clock) -> (Option<f64>, News) {
+    fn report(&mut self, admitted: Admitted, outcome: Outcome, hidden: bool, clock: &mut Clock) -> (Option<f64>, News) {
         self.law.quota_told(self.org.quota_told());
         if self.law.counted(admitted, outcome) {
             return (None, News::default());
         }
-        let moved = self.law.answered(admitted, outcome, self.in_flight, clock.read());
+        let moved = self.law.answered(admitted, outcome, hidden, self.in_flight, clock.read());
         let cuts = outcome.class.implies().cuts;
         // The count of refusals is on the board too, also of those that moved nothing.
         let news = if moved || cuts { self.write() } else { News::default() };
@@ -174,10 +174,10 @@ impl Permit {
         Permit { gate: Some(gate.clone()), admitted }
     }
 
-    /// Reports what the answer means, once, and keeps the slot.
-    pub(crate) fn report(&self, outcome: Outcome) {
+    /// Reports what the answer means, once, and keeps the slot. A refusal is by a `hidden` limit where no quota explains it.
+    pub(crate) fn report(&self, outcome: Outcome, hidden: bool) {
         if let Some(gate) = &self.gate {
-            report(gate, self.admitted, outcome);
+            report(gate, self.admitted, outcome, hidden);
         }
     }
 
@@ -186,24 +186,24 @@ impl Permit {
         let (Some(gate), admitted) = (self.gate.clone(), self.admitted) else { return };
         tail.on_end(move |ended| {
             if let Some(outcome) = ended.outcome.filter(|outcome| outcome.class.implies().cuts) {
-                report(&gate, admitted, outcome);
+                report(&gate, admitted, outcome, false);
             }
         });
     }
 
     /// Reports what the answer means and gives the slot back, in one.
-    pub(crate) fn finish(mut self, outcome: Outcome) {
+    pub(crate) fn finish(mut self, outcome: Outcome, hidden: bool) {
         let Some(gate) = self.gate.take() else { return };
         let after = gate.update_by(|slots, clock| {
-            let (throttled, news) = slots.report(self.admitted, outcome, clock);
+            let (throttled, news) = slots.report(self.admitted, outcome, hidden, clock);
             After { throttled, news, idle: slots.give_back(self.admitted) }
         });
         after.see_to(&gate, outcome);
     }
 }
 
-fn report(gate: &SlotGate, admitted: Admitted, outcome: Outcome) {
-    let (throttled, news) = gate.update_by(|slots, clock| slots.report(admitted, outcome, clock));
+fn report(gate: &SlotGate, admitted: Admitted, outcome: Outcome, hidden: bool) {
+    let (throttled, news) = gate.update_by(|slots, clock| slots.report(admitted, outcome, hidden, clock));
     After { throttled, news, idle: None }.see_to(gate, outcome);
 }
 

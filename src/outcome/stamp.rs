@@ -69,6 +69,9 @@ pub struct Stamp {
     pub held_below: bool,
     /// Nothing of the call was sent (no connection came about), or nothing of it was processed: no provider has counted it.
     pub unsent: bool,
+    /// Of a 429: its own headers say that there was quota for this call, so that it was refused by a limit that nobody tells, such as
+    /// one of calls at once. Set by the quota layer.
+    pub within_quota: bool,
     /// What went wrong in the provider's own words, or in those of the caller's check: short, on one line, no key in it.
     pub said: Option<Arc<str>>,
 }
@@ -85,6 +88,7 @@ impl Stamp {
             org: None,
             held_below: false,
             unsent: false,
+            within_quota: false,
             said: None,
         }
     }

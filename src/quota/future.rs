@@ -88,7 +88,7 @@ impl Sent {
     }
 
     /// Learns from an answer's headers, whatever its status.
-    fn answered<RB>(mut self, response: &Response<RB>) {
+    fn answered<RB>(mut self, response: &mut Response<RB>) {
         // Foreign code, so before any lock.
         let readings = self.reader.read(response.headers(), self.resets.then(SystemTime::now));
         let stamp = response.extensions().get::<Stamp>();
@@ -97,9 +97,9 @@ impl Sent {
         let tail = stamp.and_then(|stamp| stamp.tail.as_ref()).filter(|_| !uncounted);
         let verdict = Verdict { uncounted, usage, estimate: self.estimate, told_later: tail.is_some() };
         let organisation = dialect::organisation(response.headers());
-        let (impatient, identified) = self.gate.update(|quota, now| {
-            quota.answered(self.call, &readings, verdict, now);
-            (quota.impatient(), organisation.and_then(|id| quota.identify(id)))
+        let (within, impatient, identified) = self.gate.update(|quota, now| {
+            let within = quota.answered(self.call, &readings, verdict, now);
+            (within, quota.impatient(), organisation.and_then(|id| quota.identify(id)))
         });
         impatient.into_iter().for_each(Waker::wake);
         if let Some(org) = identified {
@@ -108,6 +108,11 @@ impl Sent {
         match tail {
             Some(tail) => tail.on_end(move |ended| self.ended(ended)),
             None => self.answered = true,
+        }
+        if uncounted && within {
+            if let Some(stamp) = response.extensions_mut().get_mut::<Stamp>() {
+                stamp.within_quota = true;
+            }
         }
     }
 
@@ -172,10 +177,10 @@ where
                     }
                 }
                 StateProj::Calling { future, sent } => {
-                    let result = ready!(future.poll(cx));
+                    let mut result = ready!(future.poll(cx));
                     let sent = sent.take();
                     this.state.set(State::Done);
-                    match (sent, &result) {
+                    match (sent, &mut result) {
                         (Some(sent), Ok(response)) => sent.answered(response),
                         (Some(sent), Err(error)) => sent.failed(error),
                         (None, _) => {}

@@ -259,18 +259,20 @@ impl Quota {
         usize::try_from(call.checked_sub(self.first)?).ok().filter(|i| *i < self.ledger.len())
     }
 
-    /// An answer was read.
-    pub(crate) fn answered(&mut self, call: u64, readings: &Readings, verdict: Verdict, now: Instant) {
+    /// An answer was read. True if it says itself that there was quota for what this call was to cost.
+    pub(crate) fn answered(&mut self, call: u64, readings: &Readings, verdict: Verdict, now: Instant) -> bool {
+        let within = self.position(call).is_some_and(|position| is_within(&self.ledger[position].cost, readings));
         let now = self.seconds(now);
         self.meters_tokens |= Resource::TOKENS.iter().any(|resource| readings.get(*resource).is_some());
         self.settle(call, verdict, now);
-        let Some(position) = self.position(call) else { return };
+        let Some(position) = self.position(call) else { return within };
         if !readings.is_empty() {
             self.learn(position, readings, verdict, now);
         }
         if !verdict.told_later {
             self.closed(call, now);
         }
+        within
     }
 
     /// No answer of this call will be read any more. It is kept while one that was sent at about the same time may still be.
@@ -476,6 +478,19 @@ impl Quota {
     pub(crate) fn ledger_len(&self) -> usize {
         self.ledger.len()
     }
+}
+
+/// Whether something is said of what remains, and nothing that is said is less than this cost.
+fn is_within(cost: &PerResource, readings: &Readings) -> bool {
+    let mut remaining = Resource::ALL
+        .into_iter()
+        .zip(cost)
+        .filter_map(|(resource, cost)| Some((readings.get(resource)?.remaining?, cost)));
+    let mut told = false;
+    remaining.all(|(remaining, cost)| {
+        told = true;
+        remaining >= *cost
+    }) && told
 }
 
 /// Whether what is said of tokens is just the sum of what is said of input and output, or the one of them that is told. Then a

@@ -24,7 +24,14 @@ fn untold(cap: usize, start: f64) -> (Law, Instant) {
 impl Law {
     /// An answer was read, and gave its slot back.
     fn ended(&mut self, call: Admitted, outcome: Outcome, in_flight: usize, now: Instant) -> bool {
-        let moved = self.answered(call, outcome, in_flight, now);
+        let moved = self.answered(call, outcome, false, in_flight, now);
+        self.left(call);
+        moved
+    }
+
+    /// It was refused, though the quota that is told had room for it.
+    fn ended_hidden(&mut self, call: Admitted, outcome: Outcome, in_flight: usize, now: Instant) -> bool {
+        let moved = self.answered(call, outcome, true, in_flight, now);
         self.left(call);
         moved
     }
@@ -423,6 +430,62 @@ fn untold_after_a_hint_it_rests_long_enough_that_holds_cost_a_twenty_fifth() {
 }
 
 #[test]
+fn told_a_refusal_that_no_quota_explains_teaches_as_much_as_where_nothing_is_told() {
+    for hint in [None, Some(SECOND)] {
+        let outcome = |now| hint.map_or(bare(), |wait| hinted(now, wait));
+        let (mut told, now) = open(100, 0.25);
+        let (mut untold, _) = untold(100, 0.25);
+        for law in [&mut told, &mut untold] {
+            let calls = fly(law, 25, now);
+            law.ended(calls[24], ok(), 25, now);
+            law.ended_hidden(calls[7], outcome(now), 24, now);
+            calls[..24].iter().filter(|call| **call != calls[7]).for_each(|call| law.left(*call));
+            assert_eq!(law.limit(), 23.0, "one below what was in flight");
+            let mut now = now + SECOND;
+            if hint.is_some() {
+                assert_eq!(law.slots(now), 1, "after a hold one goes first");
+                let first = law.admitted(1, now);
+                law.ended(first, ok(), 1, now);
+                assert_eq!(law.slots(now), 11, "and then half of what was open");
+            }
+            for _ in 0..200 {
+                full_window(law, &mut now);
+            }
+        }
+        assert_eq!(told.limit(), untold.limit(), "and above it is probed in the same steps");
+        assert!(told.limit() > 25.0 && told.cell().pace.is_none());
+    }
+}
+
+#[test]
+fn told_a_refusal_that_its_quota_explains_is_a_cut_as_ever_whatever_was_hidden_before() {
+    let (mut law, now) = open(100, 0.25);
+    let calls = fly(&mut law, 25, now);
+    law.ended(calls[24], ok(), 25, now);
+    law.ended_hidden(calls[23], bare(), 24, now);
+    assert_eq!(law.limit(), 23.0);
+    let call = law.admitted(24, now);
+    law.ended(call, hinted(now, SECOND), 24, now);
+    assert_eq!(law.limit(), 11.5);
+    let first = law.admitted(1, now + SECOND);
+    law.ended(first, ok(), 1, now + SECOND);
+    assert_eq!(law.open, 1.0, "it opens by doubling, from one");
+}
+
+#[test]
+fn told_lone_calls_that_no_quota_explains_the_refusal_of_start_no_pace() {
+    let (mut law, mut now) = open(100, 0.01);
+    for _ in 0..20 {
+        let call = law.admitted(1, now);
+        law.ended(call, ok(), 1, now);
+        let call = law.admitted(1, now);
+        law.ended_hidden(call, hinted(now, SECOND), 1, now);
+        now += SECOND;
+    }
+    assert_eq!((law.cell().pace, law.limit()), (None, 1.0));
+}
+
+#[test]
 fn growth_is_bounded_by_time_however_fast_the_answers() {
     let settings = Settings::builder().start(0.01).growth_per_second(16.0).build().unwrap();
     let start = Instant::now();
@@ -505,7 +568,7 @@ fn a_raised_floor_opens_no_window_that_a_hold_has_closed() {
 #[derive(Clone, Debug)]
 enum Event {
     Admit,
-    Answer { call: usize, class: Class, hint_ms: Option<u64> },
+    Answer { call: usize, class: Class, hint_ms: Option<u64>, hidden: bool },
     Drop { call: usize },
     Wait { ms: u64 },
     Retune { cap: Option<usize>, floor: Option<usize>, ceiling_ms: Option<u64> },
@@ -514,8 +577,8 @@ enum Event {
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         4 => Just(Event::Admit),
-        4 => (any::<usize>(), proptest::sample::select(&Class::ALL[..]), proptest::option::of(0..100_000u64))
-            .prop_map(|(call, class, hint_ms)| Event::Answer { call, class, hint_ms }),
+        4 => (any::<usize>(), proptest::sample::select(&Class::ALL[..]), proptest::option::of(0..100_000u64), any::<bool>())
+            .prop_map(|(call, class, hint_ms, hidden)| Event::Answer { call, class, hint_ms, hidden }),
         1 => any::<usize>().prop_map(|call| Event::Drop { call }),
         1 => (0..40_000u64).prop_map(|ms| Event::Wait { ms }),
         1 => (
@@ -583,11 +646,12 @@ proptest! {
                     let n = flying.len() + 1;
                     flying.push(law.admitted(n, now));
                 },
-                Event::Answer { call, class, hint_ms } => if !flying.is_empty() {
+                Event::Answer { call, class, hint_ms, hidden } => if !flying.is_empty() {
                     let in_flight = flying.len();
                     let call = flying.swap_remove(call % in_flight);
                     let at = hint_ms.map(|ms| now + Duration::from_millis(ms));
-                    law.ended(call, Outcome::of(class).not_before(at), in_flight, now);
+                    law.answered(call, Outcome::of(class).not_before(at), hidden, in_flight, now);
+                    law.left(call);
                     if law.limit() < limit_before {
                         prop_assert_eq!(class, Class::Throttled);
                     }
@@ -641,7 +705,7 @@ proptest! {
             prop_oneof![
                 4 => event(),
                 8 => Just(Event::Admit),
-                8 => any::<usize>().prop_map(|call| Event::Answer { call, class: Class::Ok, hint_ms: None }),
+                8 => any::<usize>().prop_map(|call| Event::Answer { call, class: Class::Ok, hint_ms: None, hidden: false }),
                 1 => (0..1_000u64).prop_map(|ms| Event::Wait { ms }),
             ],
             1..600,
@@ -664,17 +728,17 @@ proptest! {
                     prop_assert_eq!(call, lazy.admitted(n, seen));
                     flying.push(call);
                 },
-                Event::Answer { call, class, hint_ms } => if !flying.is_empty() {
+                Event::Answer { call, class, hint_ms, hidden } => if !flying.is_empty() {
                     let in_flight = flying.len();
                     let call = flying.swap_remove(call % in_flight);
                     let at = hint_ms.map(|ms| now + Duration::from_millis(ms));
                     let outcome = Outcome::of(class).not_before(at);
-                    let moved = law.answered(call, outcome, in_flight, now);
+                    let moved = law.answered(call, outcome, hidden, in_flight, now);
                     if lazy.counted(call, outcome) {
                         prop_assert!(!moved);
                     } else {
                         seen = now;
-                        prop_assert_eq!(moved, lazy.answered(call, outcome, in_flight, now));
+                        prop_assert_eq!(moved, lazy.answered(call, outcome, hidden, in_flight, now));
                     }
                     law.left(call);
                     lazy.left(call);
