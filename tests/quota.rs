@@ -311,7 +311,8 @@ async fn a_refusal_says_whether_the_quota_that_it_tells_explains_it() {
     const REQUESTS: &str = "anthropic-ratelimit-requests-remaining";
     const INPUT: &str = "anthropic-ratelimit-input-tokens-remaining";
     // Of a call of 2,000 tokens: status, what remains, and whether another limit must have refused it.
-    let table: &[(u16, &[(&str, &str)], bool)] = &[
+    type Case<'a> = (u16, &'a [(&'a str, &'a str)], bool);
+    let table: &[Case<'_>] = &[
         (429, &[(REQUESTS, "1"), (INPUT, "2000")], true),
         (429, &[(REQUESTS, "1")], true),
         (429, &[(INPUT, "50000")], true),
