@@ -142,8 +142,9 @@ impl Run {
     }
 
     fn start(&self) -> Child {
-        let mut command =
-            program::command(&["--quiet", "--input", "in.jsonl", "--output", "out.jsonl", "--orgs", "orgs.toml"]);
+        let args =
+            ["--input", "in.jsonl", "--output", "out.jsonl", "--ordered", "ordered.jsonl", "--orgs", "orgs.toml"];
+        let mut command = program::command(&[&["--quiet"][..], &args].concat());
         command.current_dir(self.dir.path()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.spawn().unwrap()
     }
@@ -200,6 +201,16 @@ impl Run {
         done
     }
 
+    /// The copy in the input's order is whole, or not there: a run that is killed leaves no part of one.
+    fn ordered(&self) -> Option<Vec<String>> {
+        let text = std::fs::read_to_string(self.path("ordered.jsonl")).ok()?;
+        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        let rows = lines.iter().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let order: Vec<u64> = rows.map(|row| number(row["custom_id"].as_str().unwrap())).collect();
+        assert!(order.iter().copied().eq(0..IDS as u64), "{}: {order:?}", self.name);
+        Some(lines)
+    }
+
     /// None of those that were kept has been asked for since.
     fn asked_again(&self, settled: Option<(BTreeSet<u64>, HashMap<u64, u64>)>) {
         let Some((kept, before)) = settled else { return };
@@ -242,6 +253,12 @@ impl Run {
         assert!(output.status.success(), "{}: {}", self.name, String::from_utf8_lossy(&output.stderr));
         let done = self.done();
         assert_eq!(done.len(), IDS, "{}: every id has its line", self.name);
+        let mut ordered = self.ordered().unwrap();
+        ordered.sort_unstable();
+        let output = std::fs::read_to_string(self.path("out.jsonl")).unwrap();
+        let mut lines: Vec<_> = output.lines().collect();
+        lines.sort_unstable();
+        assert_eq!(ordered, lines, "{}: the copy has the output's own lines", self.name);
         let answers = self.account.answers.lock().unwrap();
         for (n, row) in &done {
             assert_eq!(text(&row["response"]), answers[n].1, "{}: the answer to {n} is its own", self.name);
@@ -263,6 +280,7 @@ async fn campaign(seed: u64, damage: impl Fn(&mut Run) -> bool) -> Told {
         }
         told.kills += 1;
         told.torn += u64::from(run.torn_tail());
+        told.ordered += u64::from(run.ordered().is_some());
         run.asked_again(settled.take());
         let whole = damage(&mut run);
         let mut kept: BTreeSet<u64> = run.done().into_keys().collect();
@@ -289,6 +307,8 @@ struct Told {
     kills: u64,
     /// Unterminated tails that a kill has left.
     torn: u64,
+    /// Kills after which the copy in order was there, whole.
+    ordered: u64,
     /// Answers that only the journal had.
     only_journalled: u64,
     twice: u64,
@@ -298,6 +318,7 @@ impl std::ops::AddAssign for Told {
     fn add_assign(&mut self, other: Told) {
         self.kills += other.kills;
         self.torn += other.torn;
+        self.ordered += other.ordered;
         self.only_journalled += other.only_journalled;
         self.twice += other.twice;
     }
