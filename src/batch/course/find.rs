@@ -62,6 +62,7 @@ impl Course {
     }
 
     pub(super) async fn find(&mut self) -> Found {
+        self.unsettle();
         let (mut refuted, mut looks, mut wait) = (HashSet::new(), 0, None);
         let until = (self.shared.wall)();
         loop {
@@ -103,6 +104,7 @@ impl Course {
             if runs {
                 self.trouble("its reply was lost; a batch that may be it has to end before that is certain");
                 wait = Some(self.shared.law.next_poll(wait));
+                self.settle();
                 if self.nap(jittered(wait.unwrap_or_default(), fastrand::f64())).await {
                     return Found::Closing;
                 }
