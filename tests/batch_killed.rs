@@ -4,8 +4,8 @@
 //! `TOWER_QUOTA_KILLED_RUNS=50 cargo test --release --test batch_killed` makes more runs than CI does;
 //! `cargo test --release --test batch_killed -- --ignored --nocapture` runs 20,000 rows of each dialect with 50 kills, three times.
 //!
-//! As many batches are submitted as are needed: none that is not full, while there are rows that a later one has to take. So of rows that are
-//! all answered at once it is as many as they fill; of others, more: what did not come out of a batch has to go into another one.
+//! As many batches are submitted as are needed: none is [wasteful](waste). Of rows that are all answered at once it is as many as they fill;
+//! what did not come out of a batch has to go into another one.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
