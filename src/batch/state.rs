@@ -69,7 +69,7 @@ pub(super) struct State {
     closed: VecDeque<Chunk>,
     opened: u64,
     /// Since when an org has had a place for which there was no chunk.
-    free: Option<Instant>,
+    idle_since: Option<Instant>,
     /// Who knows that more rows come.
     pub(super) holds: usize,
     /// Batches of which it is not known yet whether rows come back at once.
@@ -351,10 +351,10 @@ impl Shared {
         loop {
             tokio::time::sleep_until(at).await;
             let mut state = self.lock();
-            let State { ref mut open, free, holds, unsettled, .. } = *state;
+            let State { ref mut open, idle_since, holds, unsettled, .. } = *state;
             let of = |open: &&mut Open| open.number == number && open.timed == Some(at);
             let Some(open) = open.get_mut(&group).filter(of) else { return };
-            let due = free.map(|free| open.gathering(holds, unsettled).due(self.linger, free));
+            let due = idle_since.map(|free| open.gathering(holds, unsettled).due(self.linger, free));
             // Without a place for it nothing is due; it is looked at when there is one.
             open.timed = due.filter(|due| *due > Instant::now());
             match open.timed {
@@ -405,10 +405,10 @@ impl Shared {
             let free = |at: &usize| live[*at] && state.orgs[*at].is_free(self.in_flight, now);
             let count = live.len();
             let Some(org) = (0..count).map(|step| (state.next_org + step) % count).find(free) else {
-                state.free = None;
+                state.idle_since = None;
                 break;
             };
-            let free = *state.free.get_or_insert(now);
+            let free = *state.idle_since.get_or_insert(now);
             let Some(mut chunk) = state.next_chunk(self.linger, free, now) else {
                 lingers = state.times(self.linger, free);
                 break;
