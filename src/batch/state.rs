@@ -335,6 +335,9 @@ impl Shared {
         let mut state = self.lock();
         for mut chunk in chunks {
             chunk.rows.retain(|gathered| state.free(token, gathered.key));
+            if chunk.rows.is_empty() {
+                continue;
+            }
             let size = chunk.rows.iter().fold(Size::default(), |size, row| size.with(row.weight, row.line.len()));
             if chunk.is_marked() || size.is_full(self.most) {
                 state.closed.push_front(chunk);
