@@ -223,8 +223,9 @@ impl Run {
         let name = &self.name;
         assert_eq!(truth.rows.billed_more, 0, "{name}: a row is billed twice: {batch:?}");
         assert_eq!((batch.rows_again_while_open, batch.rows_again_after_billed), (0, 0), "{name}: {batch:?}");
-        let wasteful = waste::wasteful(&self.server.sim().batches(), self.size.rows);
-        assert!(wasteful.is_empty(), "{name}: {wasteful:?}: {batch:?}");
+        let batches = self.server.sim().batches();
+        let wasteful = waste::wasteful(&batches, self.size.rows);
+        assert!(wasteful.is_empty(), "{name}: {wasteful:?}: {batches:#?}");
         told.batches = batch.created;
         told.lost = batch.lost_replies;
         (told.cancelled, told.expired) = (batch.cancelled, batch.expired);

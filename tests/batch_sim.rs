@@ -192,6 +192,33 @@ async fn as_many_batches_are_submitted_as_are_needed() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn rows_that_cannot_be_uploaded_go_directly_after_a_while() {
+    let sim = sim(Dialect::OpenAi, BatchConfig::new());
+    let inner = client(&sim);
+    let broken = tower::service_fn(move |request: Request<Body>| {
+        let inner = inner.clone();
+        async move {
+            if request.uri().path().ends_with("/files") {
+                return Err(BoxError::from("the connection is reset"));
+            }
+            inner.oneshot(request).await.map_err(BoxError::from)
+        }
+    });
+    let builder = builder(&sim, MemoryBatches::new()).chunk_rows(50).stuck_after(Some(Duration::from_secs(600)));
+    let service: BatchService<AnswerBody> = builder.open(broken).await.unwrap();
+    let bound = service.live_bound();
+    let route = Route::new(Stack::new(orgs(Dialect::OpenAi)).build(client(&sim)).unwrap(), service, Way::Batch);
+    let asked = (0..100).map(|row| (row, ask(Dialect::OpenAi, row, None)));
+    let mut drive = Drive::iter(route, asked, bound).unwrap();
+    while let Some((row, result)) = drive.next().await {
+        assert!(end(result).starts_with("200 OK"), "{row}");
+    }
+    let truth = sim.truth();
+    assert_eq!((truth.answered_once, truth.answered_more, truth.batch().created), (100, 0, 0));
+    assert!((600..720).contains(&sim.elapsed().as_secs()), "{:?}", sim.elapsed());
+}
+
 /// Some lives, each ended at some time, and a last one; a row is asked for until it is answered.
 async fn lives(dialect: Dialect, seed: u64, batch: BatchConfig, expects: bool) -> Sim {
     const ROWS: usize = 500;

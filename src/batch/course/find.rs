@@ -104,7 +104,6 @@ impl Course {
             if runs {
                 self.trouble("its reply was lost; a batch that may be it has to end before that is certain");
                 wait = Some(self.shared.law.next_poll(wait));
-                self.settle();
                 if self.nap(jittered(wait.unwrap_or_default(), fastrand::f64())).await {
                     return Found::Closing;
                 }
