@@ -762,6 +762,29 @@ async fn a_batch_that_does_not_end_in_its_time_is_asked_about_once_more_and_give
 }
 
 #[tokio::test(start_paused = true)]
+async fn rows_that_an_org_takes_for_no_batch_go_directly_after_a_while() {
+    let provider = Provider::new();
+    provider.state().faults.extend((0..200).map(|_| (Method::POST, "/v1/messages/batches", 429)));
+    let store = MemoryBatches::new();
+    let service = builder(&provider, &["a"], &store).chunk_rows(10).stuck_after(Some(secs(600)));
+    let service: BatchService = service.open(provider.service()).await.unwrap();
+    let mut some = rows(&service, prompts(10));
+    let started = tokio::time::Instant::now();
+    for error in errors(&mut some, secs(3_600)).await {
+        assert!(matches!(error.failure(), BatchFailure::Unsubmitted { .. }), "{error}");
+        assert!(error.failure().goes_direct() && error.failure().is_redrivable());
+        assert!(error.to_string().starts_with("org a has taken no batch for long (429 Too Many Requests)"), "{error}");
+    }
+    assert!((secs(600)..secs(720)).contains(&started.elapsed()), "{:?}", started.elapsed());
+    assert!(store.load().await.unwrap().is_empty(), "nothing is recorded of it");
+    provider.state().faults.clear();
+    let mut some = rows(&service, prompts(10));
+    answers(&mut some, secs(600)).await;
+    assert_eq!(provider.created(), 1);
+    assert!(provider.billed().values().all(|times| *times == 1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn calls_that_fail_for_ever_end_when_the_batchs_time_is_up() {
     type Is = fn(&BatchFailure) -> bool;
     let cases: [(&'static str, bool, Is); 3] = [
@@ -1147,6 +1170,98 @@ async fn a_chunk_goes_when_it_is_full_or_has_waited_or_is_flushed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_chunk_waits_for_the_next_row_from_its_last_one_and_not_for_ever() {
+    let provider = Provider::new();
+    let service = builder(&provider, &["a"], &MemoryBatches::new()).chunk_rows(1_000);
+    let service: BatchService = service.open(provider.service()).await.unwrap();
+    let mut some = vec![];
+    let started = tokio::time::Instant::now();
+    while provider.created() == 0 {
+        some.extend(rows(&service, [format!("row {}", some.len())]));
+        run(&mut some, Duration::from_millis(1_500)).await;
+    }
+    // Thirty times the two seconds that are waited for a row.
+    assert_eq!((some.len(), started.elapsed()), (40, secs(60)));
+    let mut few = rows(&service, ["few 1"]);
+    run(&mut few, Duration::from_millis(1_500)).await;
+    few.extend(rows(&service, ["few 2"]));
+    run(&mut few, Duration::from_millis(1_500)).await;
+    assert_eq!(provider.created(), 1);
+    run(&mut few, Duration::from_millis(500)).await;
+    assert_eq!(provider.created(), 2, "a pause of two seconds");
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_more_rows_are_expected_a_chunk_waits_for_them_and_not_for_ever() {
+    let provider = Provider::new();
+    let service = service(&provider, &["a"], &MemoryBatches::new()).await;
+    let handle = service.handle();
+    let more = handle.expect_more();
+    let mut some = rows(&service, ["row 1"]);
+    run(&mut some, secs(50)).await;
+    assert_eq!(provider.created(), 0);
+    run(&mut some, secs(11)).await;
+    assert_eq!(provider.created(), 1, "they did not come");
+    some.extend(rows(&service, ["row 2"]));
+    run(&mut some, secs(1)).await;
+    drop(more);
+    run(&mut some, Duration::from_millis(500)).await;
+    assert_eq!(provider.created(), 1);
+    run(&mut some, Duration::from_millis(500)).await;
+    assert_eq!(provider.created(), 2, "none are expected any more");
+    let _more = handle.expect_more();
+    some.extend(rows(&service, ["row 3"]));
+    handle.flush();
+    run(&mut some, Duration::ZERO).await;
+    assert_eq!(provider.created(), 3, "it is said that none come");
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_a_place_comes_free_a_chunk_waits_for_the_rows_that_come_then() {
+    let provider = Provider::new();
+    provider.plan([Plan { takes: Some(secs(900)), ..Plan::default() }]);
+    let service = builder(&provider, &["a"], &MemoryBatches::new()).chunk_rows(10).in_flight(1);
+    let service: BatchService = service.open(provider.service()).await.unwrap();
+    let mut first = rows(&service, prompts(10));
+    run(&mut first, secs(10)).await;
+    let mut few = rows(&service, ["few 1", "few 2", "few 3"]);
+    run(&mut few, secs(600)).await;
+    assert_eq!(provider.created(), 1, "there is no place");
+    answers(&mut first, secs(1_200)).await;
+    run(&mut few, secs(1)).await;
+    assert_eq!(provider.created(), 1);
+    few.extend(rows(&service, (0..7).map(|row| format!("more {row}"))));
+    run(&mut few, Duration::ZERO).await;
+    let sizes: Vec<_> = provider.state().batches.iter().map(|batch| batch.rows.len()).collect();
+    assert_eq!(sizes, [10, 10]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_row_of_a_kind_that_is_rare_goes_though_full_chunks_of_others_never_end() {
+    let provider = Provider::new();
+    let service = builder(&provider, &["a"], &MemoryBatches::new()).chunk_rows(10).in_flight(1);
+    let service: BatchService = service.open(provider.service()).await.unwrap();
+    let mut others = rows(&service, prompts(10));
+    run(&mut others, secs(1)).await;
+    let mut request = ask("rare");
+    request.headers_mut().insert("anthropic-beta", http::HeaderValue::from_static("another"));
+    let mut rare = vec![task::spawn(service.clone().call(request))];
+    let mut came = 10;
+    while run(&mut rare, secs(5)).await[0].is_none() {
+        // Two full chunks wait for a place at any time.
+        let queued = usize::try_from(service.handle().snapshot().queued).unwrap();
+        others.extend(rows(&service, (queued..20).map(|row| format!("other {}", came + row))));
+        came += 20;
+        let done = run(&mut others, Duration::ZERO).await;
+        let mut done = done.iter().map(Option::is_some);
+        others.retain(|_| !done.next().unwrap());
+        assert!(provider.created() < 8, "it waits for ever");
+    }
+    let sizes: Vec<_> = provider.state().batches.iter().map(|batch| batch.rows.len()).collect();
+    assert!(sizes.contains(&1), "{sizes:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_row_that_would_make_a_chunk_too_large_begins_the_next_one() {
     let provider = Provider::new();
     // Rows of nearly 500 bytes: two go together, and three do not.
@@ -1166,7 +1281,7 @@ async fn chunks_go_to_the_orgs_in_turn_and_no_org_has_more_than_its_places() {
     let provider = Provider::new();
     let service = builder(&provider, &["a", "b"], &MemoryBatches::new()).chunk_rows(10).in_flight(2);
     let service: BatchService = service.open(provider.service()).await.unwrap();
-    assert_eq!(service.live_bound(), 40);
+    assert_eq!(service.live_bound(), 60, "with those that are gathered meanwhile");
     let mut rows = rows(&service, prompts(75));
     run(&mut rows, secs(10)).await;
     let keys = |from: usize| provider.state().batches[from..].iter().map(|batch| batch.key.clone()).collect::<Vec<_>>();

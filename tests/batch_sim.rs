@@ -3,7 +3,11 @@
 #![cfg(all(feature = "batch", feature = "sim"))]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "support/waste.rs"]
+mod waste;
+
 use std::{
+    cell::Cell,
     future::{Ready, ready},
     task::{Context, Poll, Waker},
     time::{Duration, SystemTime},
@@ -36,8 +40,12 @@ type AnswerBody = Held<Answer<SimBody>>;
 const WALL: u64 = 1_800_000_000;
 
 fn sim(dialect: Dialect, batch: BatchConfig) -> Sim {
+    sim_of(dialect, 7, batch)
+}
+
+fn sim_of(dialect: Dialect, seed: u64, batch: BatchConfig) -> Sim {
     let config = Config::new(dialect)
-        .seed(7)
+        .seed(seed)
         .latency(Latency::new(300.0, 0.3))
         .wall_start_s(WALL)
         .lengths_by_item(true)
@@ -182,6 +190,95 @@ async fn as_many_batches_are_submitted_as_are_needed() {
         assert_eq!((answered, batch.created, batch.rows_succeeded), (3_000, 30, 3_000));
         assert!(batch.lost_replies > 3 && batch.peak_open <= 4);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rows_that_cannot_be_uploaded_go_directly_after_a_while() {
+    let sim = sim(Dialect::OpenAi, BatchConfig::new());
+    let inner = client(&sim);
+    let broken = tower::service_fn(move |request: Request<Body>| {
+        let inner = inner.clone();
+        async move {
+            if request.uri().path().ends_with("/files") {
+                return Err(BoxError::from("the connection is reset"));
+            }
+            inner.oneshot(request).await.map_err(BoxError::from)
+        }
+    });
+    let builder = builder(&sim, MemoryBatches::new()).chunk_rows(50).stuck_after(Some(Duration::from_secs(600)));
+    let service: BatchService<AnswerBody> = builder.open(broken).await.unwrap();
+    let bound = service.live_bound();
+    let route = Route::new(Stack::new(orgs(Dialect::OpenAi)).build(client(&sim)).unwrap(), service, Way::Batch);
+    let asked = (0..100).map(|row| (row, ask(Dialect::OpenAi, row, None)));
+    let mut drive = Drive::iter(route, asked, bound).unwrap();
+    while let Some((row, result)) = drive.next().await {
+        assert!(end(result).starts_with("200 OK"), "{row}");
+    }
+    let truth = sim.truth();
+    assert_eq!((truth.answered_once, truth.answered_more, truth.batch().created), (100, 0, 0));
+    assert!((600..720).contains(&sim.elapsed().as_secs()), "{:?}", sim.elapsed());
+}
+
+/// Some lives, each ended at some time, and a last one; a row is asked for until it is answered.
+async fn lives(dialect: Dialect, seed: u64, batch: BatchConfig, expects: bool) -> Sim {
+    const ROWS: usize = 500;
+    let (sim, store, mut rng) = (sim_of(dialect, seed, batch), MemoryBatches::new(), fastrand::Rng::with_seed(seed));
+    let mut answered = vec![false; ROWS];
+    while answered.contains(&false) {
+        let builder = builder(&sim, store.clone()).chunk_rows(50).in_flight(rng.usize(1..4));
+        let service: BatchService<AnswerBody> = builder.open(client(&sim)).await.unwrap();
+        let direct = Stack::new(orgs(dialect)).build(client(&sim)).unwrap();
+        let route = Route::new(direct, service.clone(), Way::Batch);
+        let handle = service.handle();
+        let mut more = expects.then(|| handle.expect_more());
+        let mut left: Vec<_> = (0..ROWS).rev().filter(|row| !answered[*row]).collect();
+        let is_read = Cell::new(false);
+        let asked = std::iter::from_fn(|| {
+            is_read.set(left.is_empty());
+            left.pop().map(|row| (row, ask(dialect, row, None)))
+        });
+        let mut drive = Drive::iter(route, asked, service.live_bound() + 50).unwrap();
+        let life = tokio::time::sleep(Duration::from_secs(rng.u64(0..300)));
+        tokio::pin!(life);
+        loop {
+            tokio::select! {
+                () = &mut life => break,
+                next = drive.next() => match next {
+                    Some((row, result)) => {
+                        assert!(!answered[row], "it has one answer");
+                        answered[row] = result.is_ok();
+                    }
+                    None => break,
+                },
+                // By then all that was read has come.
+                () = tokio::time::sleep(Duration::from_secs(1)), if more.is_some() => {
+                    if is_read.get() {
+                        handle.flush();
+                        more = None;
+                    }
+                }
+            }
+        }
+    }
+    sim
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_batch_is_smaller_than_it_might_be_whenever_the_process_ends() {
+    let (mut created, mut needless) = (0, vec![]);
+    for seed in 0..8 {
+        let dialect = if seed % 2 == 0 { Dialect::Anthropic } else { Dialect::OpenAi };
+        let batch = BatchConfig::new().expired(0.15).expires_after_s(600.0).all_error(0.05).row_api_error(0.03);
+        let batch = batch.not_found_after_create_s(20.0).not_listed_after_create_s(30.0).lost_reply(0.1);
+        let sim = lives(dialect, seed, batch, seed % 4 < 2).await;
+        let truth = sim.truth();
+        assert_eq!((truth.answered_once, truth.answered_more), (500, 0));
+        let found = waste::wasteful(&sim.batches(), 50);
+        created += truth.batch().created;
+        needless.extend(found.into_iter().map(|waste| (seed, waste)));
+    }
+    eprintln!("{created} batches for {} rows", 8 * 500);
+    assert!(needless.is_empty(), "{needless:?}");
 }
 
 #[tokio::test(start_paused = true)]

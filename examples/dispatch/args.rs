@@ -158,7 +158,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = at_least_one::<NonZeroUsize>)]
     pub(crate) batch_in_flight: Option<NonZeroUsize>,
 
-    /// How long a batch that is not full waits for more rows. Default 2s; with the end of the input it goes at once.
+    /// How long a batch that is not full waits for its next row. Default 2s; while a file is read, thirty times as long, and at its end it
+    /// goes at once.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) batch_linger: Option<Duration>,
 

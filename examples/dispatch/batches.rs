@@ -3,7 +3,7 @@
 use std::{
     fmt::Write as _,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{
             AtomicBool, AtomicUsize,
             Ordering::{Relaxed, SeqCst},
@@ -15,7 +15,7 @@ use std::{
 use http::Request;
 use serde::Serialize;
 use tower_quota::{
-    batch::{BatchBuilder, BatchHandle, BatchOpenError, BatchService, BatchStage, MemoryBatches, Shutdown},
+    batch::{BatchBuilder, BatchHandle, BatchOpenError, BatchService, BatchStage, MemoryBatches, MoreToCome, Shutdown},
     journal::{FileStore, Key, KeyHeaders},
     org::Orgs,
 };
@@ -220,7 +220,8 @@ pub(crate) fn left(shutdown: &Shutdown, again: Option<&str>) -> Vec<String> {
     said
 }
 
-/// Who is on the way to the batches: once the input has ended and nobody is, nothing more comes to what is gathered, and it goes.
+/// Who is on the way to the batches. While the input of a file has not ended, more are expected; once it has and nobody is on the way, nothing
+/// more comes to what is gathered, and it goes.
 #[derive(Clone)]
 pub(crate) struct Arrivals(Arc<Coming>);
 
@@ -228,11 +229,26 @@ struct Coming {
     handle: BatchHandle,
     coming: AtomicUsize,
     ended: AtomicBool,
+    more: Mutex<Option<MoreToCome>>,
+}
+
+impl Coming {
+    fn all_are_there(&self) {
+        self.handle.flush();
+        let more = self.more.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(more);
+    }
 }
 
 impl Arrivals {
     pub(crate) fn new(handle: BatchHandle) -> Self {
-        Arrivals(Arc::new(Coming { handle, coming: AtomicUsize::new(0), ended: AtomicBool::new(false) }))
+        let (coming, ended) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Arrivals(Arc::new(Coming { handle, coming, ended, more: Mutex::new(None) }))
+    }
+
+    /// The input has an end, and is read without pauses.
+    pub(crate) fn expected(&self) {
+        *self.0.more.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.0.handle.expect_more());
     }
 
     /// One more is on its way.
@@ -245,7 +261,7 @@ impl Arrivals {
     pub(crate) fn ended(&self) {
         self.0.ended.store(true, SeqCst);
         if self.0.coming.load(SeqCst) == 0 {
-            self.0.handle.flush();
+            self.0.all_are_there();
         }
     }
 }
@@ -271,7 +287,7 @@ impl One {
             && self.coming.coming.fetch_sub(1, SeqCst) == 1
             && self.coming.ended.load(SeqCst)
         {
-            self.coming.handle.flush();
+            self.coming.all_are_there();
         }
     }
 }

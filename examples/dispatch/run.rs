@@ -190,6 +190,9 @@ pub(crate) async fn run(run: Run) -> Result<Report, BuildError> {
     let mut interrupts = Interrupts::listen(&output);
 
     let (journal, shared, batches) = (wire.journal, wire.shared, wire.batches);
+    if let (Some(batches), Some(_)) = (&batches, total) {
+        batches.arrivals.expected();
+    }
     let salt = |live: &Live| (!shared).then(|| live.custom_id.clone());
     let mut received = 0u64;
     let mut bad = None;

@@ -111,7 +111,7 @@ impl Wire {
         let batch = setting.builder(orgs, journal.as_ref()).open(client).await;
         let batch = batch.map_err(|error| batches::failure(&error))?;
         // So many that all batches fill, and those that go directly meanwhile.
-        bound = bound.max(batch.live_bound());
+        bound = batch.live_bound().saturating_add(bound);
         let handle = batch.handle();
         let batches = Batches {
             arrivals: Arrivals::new(handle.clone()),

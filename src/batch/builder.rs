@@ -99,8 +99,10 @@ impl BatchBuilder {
         self
     }
 
-    /// How long a batch that is not full waits for more rows, from its first one, where an org has a place for it. Default 2 s; at most an
-    /// hour. [`flush`](super::BatchHandle::flush) sends it at once.
+    /// How long a batch that is not full waits for its next row, from its last one, or from when an org has a place for it. Default 2 s; at
+    /// most an hour. It waits for thirty times as long at most: while rows come slowly, while
+    /// [more are expected](super::BatchHandle::expect_more), and while it is not known of a batch of an earlier time, or of one that has
+    /// ended or whose reply was lost, whether rows of it come back. [`flush`](super::BatchHandle::flush) sends it without waiting for rows.
     pub fn linger(mut self, linger: Duration) -> Self {
         self.linger = linger;
         self
@@ -120,7 +122,8 @@ impl BatchBuilder {
     }
 
     /// After how long without a success a batch is taken for stuck: it is cancelled, and the rows that it has not done are handed back, to
-    /// be sent directly. Default four hours; `None` for never. At least a second.
+    /// be sent directly. Default four hours; `None` for never. At least a second. For so long a batch is tried to be submitted, too, where the
+    /// org throttles that or does not take the rows.
     ///
     /// Anthropic may count no success before the whole batch has ended: there it is how long a batch may take.
     pub fn stuck_after(mut self, after: Option<Duration>) -> Self {

@@ -45,6 +45,14 @@ pub enum BatchFailure {
         /// In the provider's words.
         said: Arc<str>,
     },
+    /// Its batch could not be submitted in the time in which it would have been taken for [stuck](super::BatchBuilder::stuck_after): the
+    /// org throttled that, or did not take the rows. Nothing of it was done.
+    Unsubmitted {
+        /// The org.
+        org: Arc<str>,
+        /// What the last attempt came to.
+        said: Arc<str>,
+    },
     /// Its batch got nowhere and was cancelled; this row was not done.
     Stuck(RemoteBatch),
     /// It was in two batches, and has no answer of either.
@@ -112,6 +120,7 @@ impl BatchFailure {
             BatchFailure::Row(RowError::NotBatchable(_))
             | BatchFailure::NoOrg { .. }
             | BatchFailure::Refused { .. }
+            | BatchFailure::Unsubmitted { .. }
             | BatchFailure::Stuck(_)
             | BatchFailure::Unanswered { .. } => true,
             BatchFailure::Row(_)
@@ -141,7 +150,10 @@ impl BatchFailure {
             BatchFailure::Row(_) | BatchFailure::Refused { .. } => Class::Terminal,
             BatchFailure::NoOrg { .. } => Class::NoOrg,
             BatchFailure::Unanswered { class, .. } | BatchFailure::OrgOut { class, .. } => *class,
-            BatchFailure::Stuck(_) | BatchFailure::Deadline(_) | BatchFailure::Vanished(_) => Class::Overloaded,
+            BatchFailure::Unsubmitted { .. }
+            | BatchFailure::Stuck(_)
+            | BatchFailure::Deadline(_)
+            | BatchFailure::Vanished(_) => Class::Overloaded,
             BatchFailure::Unread { .. } | BatchFailure::Unlisted { .. } => Class::Transport,
             BatchFailure::Body(_) | BatchFailure::Store(_) | BatchFailure::Closed(_) | BatchFailure::Broken(_) => {
                 Class::Local
@@ -165,6 +177,9 @@ impl fmt::Display for BatchFailure {
                 write!(f, "org {org} refused the batch as a whole")?;
                 status.iter().try_for_each(|status| write!(f, " ({status})"))?;
                 if said.is_empty() { Ok(()) } else { write!(f, ": {said}") }
+            }
+            BatchFailure::Unsubmitted { org, said } => {
+                write!(f, "org {org} has taken no batch for long ({said}), so none was submitted; it may be sent again")
             }
             BatchFailure::Stuck(batch) => write!(f, "{batch} got nowhere and was cancelled; it may be sent again"),
             BatchFailure::Unanswered { batch, said, .. } => {

@@ -25,10 +25,18 @@ impl BatchHandle {
         BatchHandle { owner }
     }
 
-    /// Nobody else will come for now: what is gathered goes as soon as an org has a place, however little it is. Whoever waits for it
-    /// sends it, so poll them.
+    /// Nobody else will come for now: what is gathered goes as soon as an org has a place, however little it is; only rows that may come back
+    /// from a batch in a moment are waited for. Whoever waits for it sends it, so poll them.
     pub fn flush(&self) {
         self.owner.0.flush();
+    }
+
+    /// More requests will come, as long as what is returned lives: until then a batch that is not full waits for them, for thirty times
+    /// [`linger`](super::BatchBuilder::linger) at most once an org has a place for it. For who reads an input that has an end; then
+    /// [`flush`](BatchHandle::flush), which sends what is gathered even while this lives.
+    pub fn expect_more(&self) -> MoreToCome {
+        self.owner.0.lock().holds += 1;
+        MoreToCome(self.owner.clone())
     }
 
     /// Whether a request of this key is in a batch, or was in one of an earlier process: sent any other way it might be paid for twice.
@@ -109,6 +117,26 @@ impl BatchHandle {
 impl fmt::Debug for BatchHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BatchHandle").field("running", &self.running()).finish_non_exhaustive()
+    }
+}
+
+/// While it lives more requests are expected; see [`BatchHandle::expect_more`].
+#[must_use = "dropped, nothing more is expected"]
+pub struct MoreToCome(Arc<Owner>);
+
+impl Drop for MoreToCome {
+    fn drop(&mut self) {
+        let shared = &self.0.0;
+        let mut state = shared.lock();
+        state.holds = state.holds.saturating_sub(1);
+        drop(state);
+        shared.pump();
+    }
+}
+
+impl fmt::Debug for MoreToCome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MoreToCome").finish_non_exhaustive()
     }
 }
 

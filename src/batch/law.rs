@@ -2,6 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
+use tokio::time::Instant;
+
 use super::{Bounds, Remote, RemoteState};
 
 /// Anthropic and OpenAI give a batch a day; one that does not say so is given an hour more.
@@ -12,6 +14,9 @@ const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 
 /// By how much a wait between polls is drawn shorter or longer.
 const JITTER: f64 = 0.1;
+
+/// For so many times as long as for its next row a chunk that is not full waits in all.
+const PATIENCE: u32 = 30;
 
 /// What a batch goes by.
 #[derive(Clone, Debug)]
@@ -83,6 +88,44 @@ pub(super) fn backoff(failed: u32, hint: Option<Duration>, drawn: f64) -> Durati
 /// A wait made a little shorter or longer. `drawn` is in `0.0..1.0`.
 pub(super) fn jittered(span: Duration, drawn: f64) -> Duration {
     span.mul_f64(1.0 - JITTER + 2.0 * JITTER * drawn)
+}
+
+/// What is known of a chunk that is not full.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gathering {
+    /// When its first row came, and its last one.
+    pub(super) since: Instant,
+    pub(super) last: Instant,
+    /// It is said that nobody else will come.
+    pub(super) flushed: bool,
+    /// It is said that others will.
+    pub(super) held: bool,
+    /// Rows may come back in a moment.
+    pub(super) unsettled: bool,
+}
+
+impl Gathering {
+    /// When it goes, if an org has had a place for it since `free`.
+    pub(super) fn due(&self, linger: Duration, free: Instant) -> Instant {
+        let longest = linger.saturating_mul(PATIENCE);
+        let at_last = after(self.since.max(free), longest);
+        match self {
+            Gathering { unsettled: true, .. } => at_last,
+            Gathering { flushed: true, .. } => self.since,
+            Gathering { held: true, .. } => at_last,
+            _ => after(self.last.max(free), linger).min(at_last),
+        }
+    }
+
+    /// From when on it goes before what is closed later, full or not: it may be of a kind that is rare.
+    pub(super) fn overdue(&self, linger: Duration) -> Instant {
+        after(self.since, linger.saturating_mul(PATIENCE))
+    }
+}
+
+fn after(from: Instant, span: Duration) -> Instant {
+    // As good as never.
+    from.checked_add(span).unwrap_or_else(|| from + Duration::from_secs(1 << 30))
 }
 
 /// How much a chunk holds, or may hold.
@@ -176,6 +219,26 @@ mod tests {
         assert!(!never.is_stuck(secs(1 << 30), &remote(Processing, Some(idle))));
     }
 
+    fn gathering(now: Instant, last: u64) -> Gathering {
+        let last = now + secs(last);
+        Gathering { since: now, last, flushed: false, held: false, unsettled: false }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_chunk_goes_so_long_after_its_last_row_or_after_a_place_was_there_for_it() {
+        let now = Instant::now();
+        let due = |gathering: Gathering, free: u64| (gathering.due(secs(2), now + secs(free)) - now).as_secs();
+        assert_eq!(due(gathering(now, 5), 1), 7);
+        assert_eq!(due(gathering(now, 5), 100), 102, "rows come when a batch has ended");
+        assert_eq!(due(gathering(now, 59), 0), 60, "and not for ever");
+        let (held, flushed) =
+            (Gathering { held: true, ..gathering(now, 5) }, Gathering { flushed: true, ..gathering(now, 5) });
+        assert_eq!(due(held, 3), 63, "more are expected, but they do not come");
+        assert_eq!(due(flushed, 3), 0);
+        assert_eq!(due(Gathering { flushed: true, ..held }, 3), 0);
+        assert_eq!(due(Gathering { unsettled: true, ..flushed }, 3), 63, "rows may come back at once");
+    }
+
     #[test]
     fn a_batch_may_be_unseen_for_a_minute_after_its_creation_and_for_three_later() {
         let law = Law::default();
@@ -199,6 +262,17 @@ mod tests {
             let wait = backoff(failed, Some(secs(hint)), drawn);
             prop_assert!(wait >= secs(hint) && wait <= secs(hint.max(60)));
             prop_assert!(backoff(failed, None, drawn) >= Duration::from_millis(500));
+        }
+
+        #[test]
+        fn no_row_waits_for_ever(last in 0u64..1_000, free in 0u64..1_000, linger in 0u64..3_600, said in any::<[bool; 3]>()) {
+            let now = Instant::now();
+            let [flushed, held, unsettled] = said;
+            let gathering = Gathering { flushed, held, unsettled, ..gathering(now, last) };
+            let due = gathering.due(secs(linger), now + secs(free));
+            prop_assert!(due <= now + secs(free + linger * u64::from(PATIENCE)));
+            prop_assert!(flushed || due >= now + secs(free + linger), "nor does it go before a place was there for so long");
+            prop_assert_eq!(gathering.overdue(secs(linger)), now + secs(linger * u64::from(PATIENCE)));
         }
 
         #[test]

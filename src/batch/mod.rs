@@ -15,7 +15,8 @@
 //!
 //! **Where it stands:** beside the retry, not under it: a row takes minutes to hours, and what a batch could not answer goes into the next one
 //! by itself. Below the [`journal`](crate::journal), which keeps the answers. Only [`drive`](crate::drive), or whatever bounds the requests
-//! alive, stands above: give it [`live_bound`](BatchService::live_bound), or batches do not fill. Where a [`Route`] sends some requests each
+//! alive, stands above: give it [`live_bound`](BatchService::live_bound), or batches do not fill, and tell the service that
+//! [more is expected](BatchHandle::expect_more) while an input is read. Where a [`Route`] sends some requests each
 //! way, add the bound of the direct path: with that of the batches alone, direct requests stand in line behind rows that wait for hours.
 //!
 //! **Is it worth it?** Batches cost about half (Anthropic's and OpenAI's prices of 2025; look at yours) and do not count on the quotas of
@@ -142,7 +143,7 @@ pub use self::{
     builder::{BatchBuilder, BatchOpenError},
     error::{BatchError, BatchFailure, RemoteBatch},
     future::BatchFuture,
-    handle::{BatchHandle, BatchSnapshot, BatchStage, BatchView, OrgBatches, Shutdown},
+    handle::{BatchHandle, BatchSnapshot, BatchStage, BatchView, MoreToCome, OrgBatches, Shutdown},
     record::Token,
     route::{Choose, Route, RouteError, RouteFuture, Way},
     service::BatchService,

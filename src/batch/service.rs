@@ -54,11 +54,13 @@ impl<RB> BatchService<RB> {
         BatchHandle::new(self.owner.clone())
     }
 
-    /// How many logical requests a driver should keep alive, so that batches fill: the rows of a batch × batches in flight × orgs.
+    /// How many logical requests a driver should keep alive, so that batches fill: the rows of a batch × orgs × one more than the batches
+    /// that an org has in flight, since the next one is gathered meanwhile. Where requests of several models are mixed, each model gathers
+    /// apart: add the rows of a batch for every further one.
     #[must_use]
     pub fn live_bound(&self) -> usize {
         let shared = self.shared();
-        shared.most.rows.saturating_mul(shared.in_flight).saturating_mul(shared.lines.len())
+        shared.most.rows.saturating_mul(shared.in_flight.saturating_add(1)).saturating_mul(shared.lines.len())
     }
 }
 

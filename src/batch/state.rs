@@ -5,7 +5,10 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
     fmt, mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU32},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -16,7 +19,7 @@ use tokio::time::Instant;
 use super::{
     BatchApi, BatchFailure, Counts, Group, RemoteBatch, Token,
     course::Course,
-    law::{Law, Size},
+    law::{Gathering, Law, Size},
     record::{self, Phase, Record},
     store::AnyStore,
     wire::Wire,
@@ -65,6 +68,12 @@ pub(super) struct State {
     /// Chunks that wait for an org.
     closed: VecDeque<Chunk>,
     opened: u64,
+    /// Since when an org has had a place for which there was no chunk.
+    idle_since: Option<Instant>,
+    /// Who knows that more rows come.
+    pub(super) holds: usize,
+    /// Batches of which it is not known yet whether rows come back at once.
+    unsettled: usize,
     pub(super) orgs: Vec<Places>,
     next_org: usize,
     /// The highest [order](Record::order) of a record.
@@ -146,8 +155,17 @@ struct Open {
     size: Size,
     number: u64,
     since: Instant,
-    /// It goes as soon as an org has a place.
-    ripe: bool,
+    last: Instant,
+    flushed: bool,
+    /// When it is looked at next.
+    timed: Option<Instant>,
+}
+
+impl Open {
+    fn gathering(&self, holds: usize, unsettled: usize) -> Gathering {
+        let Open { since, last, flushed, .. } = *self;
+        Gathering { since, last, flushed, held: holds > 0, unsettled: unsettled > 0 }
+    }
 }
 
 /// Rows that go into one batch.
@@ -158,17 +176,24 @@ pub(super) struct Chunk {
     pub(super) splits: Arc<AtomicU32>,
     /// How often an org's queue was too full for it.
     pub(super) crowded: u32,
+    pub(super) since: Instant,
 }
 
 impl Chunk {
     fn of(group: Group, rows: Vec<Gathered>) -> Self {
-        Chunk { group, rows, splits: Arc::new(AtomicU32::new(SPLITS)), crowded: 0 }
+        Chunk { group, rows, splits: Arc::new(AtomicU32::new(SPLITS)), crowded: 0, since: Instant::now() }
+    }
+
+    /// Whether it has been made smaller, or may become so.
+    fn is_marked(&self) -> bool {
+        self.crowded > 0 || self.splits.load(Relaxed) < SPLITS
     }
 
     /// Both halves of it.
     pub(super) fn halves(mut self) -> [Chunk; 2] {
         let rest = self.rows.split_off(self.rows.len().div_ceil(2));
-        let rest = Chunk { group: self.group.clone(), rows: rest, splits: self.splits.clone(), crowded: self.crowded };
+        let (group, splits) = (self.group.clone(), self.splits.clone());
+        let rest = Chunk { group, rows: rest, splits, crowded: self.crowded, since: self.since };
         [self, rest]
     }
 }
@@ -254,9 +279,8 @@ impl Shared {
             return self.join_known(key).unwrap_or(Err(BatchFailure::Closed(None)));
         }
         state.rows.insert(key, Row::new(Place::Gathered));
-        let opened = state.gather(row.group, gathered, self.most);
+        state.gather(row.group, gathered, self.most);
         drop(state);
-        self.opened(opened);
         self.pump();
         Ok(())
     }
@@ -296,52 +320,75 @@ impl Shared {
     /// Rows of a batch that go into the next one.
     pub(super) fn regather(self: &Arc<Self>, token: Token, group: &Group, rows: Vec<Gathered>) {
         let mut state = self.lock();
-        let mut opened = vec![];
         for gathered in rows {
             if state.free(token, gathered.key) {
-                opened.extend(state.gather(group.clone(), gathered, self.most));
+                state.gather(group.clone(), gathered, self.most);
             }
         }
         drop(state);
-        self.opened(opened);
         self.pump();
     }
 
-    /// Chunks of a batch that is none wait again, before all others.
+    /// Chunks of a batch that is none wait again, before all others. One for which not all of its rows are wanted, or that never was full,
+    /// gathers others first.
     pub(super) fn requeue(self: &Arc<Self>, token: Token, chunks: impl IntoIterator<Item = Chunk>) {
         let mut state = self.lock();
         for mut chunk in chunks {
             chunk.rows.retain(|gathered| state.free(token, gathered.key));
-            if !chunk.rows.is_empty() {
+            if chunk.rows.is_empty() {
+                continue;
+            }
+            let size = chunk.rows.iter().fold(Size::default(), |size, row| size.with(row.weight, row.line.len()));
+            if chunk.is_marked() || size.is_full(self.most) {
                 state.closed.push_front(chunk);
+                continue;
+            }
+            for row in chunk.rows {
+                state.gather(chunk.group.clone(), row, self.most);
             }
         }
     }
 
-    fn opened(self: &Arc<Self>, opened: impl IntoIterator<Item = (Group, u64)>) {
-        for (group, number) in opened {
-            let shared = self.clone();
-            let ripe_at = Instant::now() + self.linger;
-            self.works.add(async move {
-                tokio::time::sleep_until(ripe_at).await;
-                if let Some(open) = shared.lock().open.get_mut(&group) {
-                    open.ripe |= open.number == number;
-                }
-                shared.pump();
-            });
+    /// Looks at a chunk when it may be due.
+    async fn linger(self: Arc<Self>, group: Group, number: u64, mut at: Instant) {
+        loop {
+            tokio::time::sleep_until(at).await;
+            let mut state = self.lock();
+            let State { ref mut open, idle_since, holds, unsettled, .. } = *state;
+            let of = |open: &&mut Open| open.number == number && open.timed == Some(at);
+            let Some(open) = open.get_mut(&group).filter(of) else { return };
+            let due = idle_since.map(|free| open.gathering(holds, unsettled).due(self.linger, free));
+            // Without a place for it nothing is due; it is looked at when there is one.
+            open.timed = due.filter(|due| *due > Instant::now());
+            match open.timed {
+                Some(due) => at = due,
+                None => break,
+            }
         }
+        self.pump();
     }
 
     /// All that is gathered goes as soon as an org has a place.
     pub(super) fn flush(self: &Arc<Self>) {
-        self.lock().open.values_mut().for_each(|open| open.ripe = true);
+        self.lock().open.values_mut().for_each(|open| open.flushed = true);
         self.pump();
+    }
+
+    /// It is known of one batch more, or less, whether rows of it come back at once.
+    pub(super) fn unsettled(self: &Arc<Self>, more: bool) {
+        let mut state = self.lock();
+        state.unsettled = if more { state.unsettled + 1 } else { state.unsettled.saturating_sub(1) };
+        drop(state);
+        if !more {
+            self.pump();
+        }
     }
 
     /// Gives chunks to orgs that have a place, in turn.
     pub(super) fn pump(self: &Arc<Self>) {
         let now = Instant::now();
         let (mut courses, mut wakes) = (vec![], Wakes::default());
+        let mut lingers = vec![];
         let mut state = self.lock();
         loop {
             let is_live = |(line, places): (&Line, &Places)| places.out.is_none() && !line.org.is_out();
@@ -351,7 +398,7 @@ impl Shared {
                     Some(_) => BatchFailure::Closed(None),
                     None => BatchFailure::NoOrg { orgs: self.outs(&state) },
                 };
-                while let Some(chunk) = state.next_chunk() {
+                while let Some(chunk) = state.any_chunk() {
                     for row in chunk.rows {
                         wakes.0.extend(state.end(row.key, None, End::Back(failure.clone(), Some(row.body))).1);
                     }
@@ -360,8 +407,15 @@ impl Shared {
             }
             let free = |at: &usize| live[*at] && state.orgs[*at].is_free(self.in_flight, now);
             let count = live.len();
-            let Some(org) = (0..count).map(|step| (state.next_org + step) % count).find(free) else { break };
-            let Some(mut chunk) = state.next_chunk() else { break };
+            let Some(org) = (0..count).map(|step| (state.next_org + step) % count).find(free) else {
+                state.idle_since = None;
+                break;
+            };
+            let free = *state.idle_since.get_or_insert(now);
+            let Some(mut chunk) = state.next_chunk(self.linger, free, now) else {
+                lingers = state.times(self.linger, free);
+                break;
+            };
             chunk.rows.retain(|gathered| state.is_wanted(gathered.key));
             if chunk.rows.is_empty() {
                 continue;
@@ -379,6 +433,9 @@ impl Shared {
         wakes.wake(&self.works);
         for course in courses {
             self.works.add(course.run());
+        }
+        for (group, number, at) in lingers {
+            self.works.add(self.clone().linger(group, number, at));
         }
     }
 
@@ -568,25 +625,24 @@ impl State {
         State { orgs: (0..orgs).map(|_| Places::default()).collect(), ..State::default() }
     }
 
-    /// Puts a row into the open chunk of its group; a new one is to be closed in time.
-    fn gather(&mut self, group: Group, gathered: Gathered, most: Size) -> Option<(Group, u64)> {
+    /// Puts a row into the open chunk of its group.
+    fn gather(&mut self, group: Group, gathered: Gathered, most: Size) {
         let (weight, bytes) = (gathered.weight, gathered.line.len());
         if self.open.get(&group).is_some_and(|open| !open.size.with(weight, bytes).fits(most)) {
             self.close(&group);
         }
-        let mut opened = None;
+        let now = Instant::now();
         let open = self.open.entry(group.clone()).or_insert_with(|| {
             self.opened += 1;
-            opened = Some((group.clone(), self.opened));
-            Open { rows: vec![], size: Size::default(), number: self.opened, since: Instant::now(), ripe: false }
+            let (size, number) = (Size::default(), self.opened);
+            Open { rows: vec![], size, number, since: now, last: now, flushed: false, timed: None }
         });
         open.size = open.size.with(weight, bytes);
+        open.last = now;
         open.rows.push(gathered);
         if open.size.is_full(most) {
             self.close(&group);
-            return None;
         }
-        opened
     }
 
     fn close(&mut self, group: &Group) {
@@ -595,16 +651,41 @@ impl State {
         }
     }
 
-    /// The next one to go: a full one, else the oldest that has waited long enough. With the service closing, any.
-    fn next_chunk(&mut self) -> Option<Chunk> {
-        if let Some(chunk) = self.closed.pop_front() {
-            return Some(chunk);
+    /// The next one to go, where an org has had a place since `free`: a full one, else the oldest that has waited long enough.
+    fn next_chunk(&mut self, linger: Duration, free: Instant, now: Instant) -> Option<Chunk> {
+        let full = self.closed.front().map(|chunk| chunk.since);
+        let goes = |open: &Open| {
+            let gathering = open.gathering(self.holds, self.unsettled);
+            full.map_or_else(|| gathering.due(linger, free) <= now, |full| gathering.overdue(linger) < full)
+        };
+        let first = self.open.iter().filter(|(_, open)| goes(open)).min_by_key(|(_, open)| open.since);
+        if let Some(group) = first.map(|(group, _)| group.clone()) {
+            let open = self.open.remove(&group)?;
+            return Some(Chunk::of(group, open.rows));
         }
-        let all = self.closing.is_some();
-        let ripe = self.open.iter().filter(|(_, open)| open.ripe || all).min_by_key(|(_, open)| open.since);
-        let group = ripe.map(|(group, _)| group.clone())?;
-        self.close(&group);
         self.closed.pop_front()
+    }
+
+    /// Whatever there is.
+    fn any_chunk(&mut self) -> Option<Chunk> {
+        if let Some(group) = self.open.keys().next().cloned() {
+            self.close(&group);
+        }
+        self.closed.pop_front()
+    }
+
+    /// The chunks that are to be looked at earlier than it is set, and when.
+    fn times(&mut self, linger: Duration, free: Instant) -> Vec<(Group, u64, Instant)> {
+        let (holds, unsettled) = (self.holds, self.unsettled);
+        let mut times = vec![];
+        for (group, open) in &mut self.open {
+            let due = open.gathering(holds, unsettled).due(linger, free);
+            if open.timed.is_none_or(|at| due < at) {
+                open.timed = Some(due);
+                times.push((group.clone(), open.number, due));
+            }
+        }
+        times
     }
 
     /// Takes a row out of a batch, if it is still there and somebody waits for it: nobody has asked for it anew meanwhile.

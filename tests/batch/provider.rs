@@ -62,7 +62,7 @@ pub(crate) struct State {
     pub(crate) batches: Vec<Batch>,
     plans: VecDeque<Plan>,
     /// What is answered before anything else: by method and end of the path.
-    faults: VecDeque<(Method, &'static str, u16)>,
+    pub(crate) faults: VecDeque<(Method, &'static str, u16)>,
     /// What is answered instead of what would be: by method and end of the path.
     pub(crate) instead: VecDeque<(Method, &'static str, u16, &'static str)>,
     pub(crate) calls: Vec<(String, Method, String)>,

@@ -62,6 +62,7 @@ impl Course {
     }
 
     pub(super) async fn find(&mut self) -> Found {
+        self.unsettle();
         let (mut refuted, mut looks, mut wait) = (HashSet::new(), 0, None);
         let until = (self.shared.wall)();
         loop {

@@ -43,6 +43,8 @@ pub(super) struct Course {
     crowded: u32,
     clock: Clock,
     met_a_full_queue: bool,
+    /// Its rows may come back in a moment.
+    unsettled: bool,
     /// Set when nothing is left to be told of its rows.
     over: bool,
 }
@@ -81,6 +83,7 @@ impl Course {
             crowded,
             clock,
             met_a_full_queue: false,
+            unsettled: false,
             over: false,
         };
         course.enter(state);
@@ -129,6 +132,7 @@ impl Course {
             crowded: 0,
             clock,
             met_a_full_queue: false,
+            unsettled: false,
             over: false,
         };
         course.enter(&mut shared.lock());
@@ -160,12 +164,26 @@ impl Course {
 
     async fn take_up(&mut self) {
         tracing::info!(batch = %self.name(), phase = ?self.record.phase, rows = self.record.keys.len(), "goes on with a batch of an earlier time");
+        self.unsettle();
         if self.record.phase == Phase::Intent {
             let found = self.find().await;
             self.found(found, None).await;
         } else {
             self.shared.lock().batches_so_far[1] += 1;
             self.follow(None).await;
+        }
+    }
+
+    /// Until it is known how it stands, what is gathered waits for its rows.
+    fn unsettle(&mut self) {
+        if !std::mem::replace(&mut self.unsettled, true) {
+            self.shared.unsettled(true);
+        }
+    }
+
+    fn settle(&mut self) {
+        if std::mem::take(&mut self.unsettled) {
+            self.shared.unsettled(false);
         }
     }
 
@@ -229,7 +247,7 @@ impl Course {
                 None => drop(self.end(key, End::Back(BatchFailure::Broken(None), None))),
             }
         }
-        Some(Chunk { group: group?, rows, splits: self.splits.clone(), crowded: self.crowded })
+        Some(Chunk { group: group?, rows, splits: self.splits.clone(), crowded: self.crowded, since: Instant::now() })
     }
 
     /// Bodies that were left to the store.
@@ -308,6 +326,7 @@ impl Drop for Course {
             let batch = self.record.id.is_some().then(|| self.remaining());
             self.shared.hand_back_record(&self.record, &BatchFailure::Broken(batch));
         }
+        self.settle();
         self.shared.gone(self.record.token, Some(&self.record.keys), !self.met_a_full_queue);
     }
 }

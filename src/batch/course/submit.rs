@@ -3,9 +3,10 @@
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use bytes::Bytes;
+use tokio::time::Instant;
 
 use super::{
-    Course,
+    Course, FETCHES,
     calls::{Called, Patience},
 };
 use crate::{
@@ -30,6 +31,8 @@ enum Not {
     Out(Class),
     Crowded(String),
     Refused(ApiError),
+    /// It was tried for too long.
+    Late(String),
     Unwritten(StoreError),
     Closing,
 }
@@ -65,19 +68,25 @@ impl Course {
         let api = self.shared.api.clone();
         let token = self.record.token.to_string();
         let lines: Vec<_> = chunk.rows.iter().map(|row| row.line.clone()).collect();
+        // So long it may take until it is given up; each failure below says for certain that there is no batch.
+        let until = self.shared.law.stuck_after.and_then(|after| Instant::now().checked_add(after));
         let mut failed = 0;
         if let Some(upload) = api.upload(&token, &lines) {
             let file = loop {
-                let answer = match self.call_until(&upload, Patience::default()).await {
+                let answer = match self.call_until(&upload, Patience { until, ..Patience::default() }).await {
                     Called::Answer(answer) => answer,
                     Called::Out(class) => return Created::Not(Not::Out(class)),
-                    Called::Unknown | Called::Late(_) | Called::Closing => return Created::Not(Not::Closing),
+                    Called::Late(said) => return Created::Not(Not::Late(said)),
+                    Called::Unknown | Called::Closing => return Created::Not(Not::Closing),
                 };
                 match api.uploaded(&answer) {
                     Ok(file) => break file,
                     // One file too many is not billed.
                     Err(ApiError::Unreadable(why)) => {
                         failed += 1;
+                        if failed >= FETCHES && until.is_some_and(|until| Instant::now() >= until) {
+                            return Created::Not(Not::Late(why));
+                        }
                         if self.pause(failed, None, &why).await {
                             return Created::Not(Not::Closing);
                         }
@@ -93,10 +102,11 @@ impl Course {
         }
         let create = api.create(&chunk.group, &token, self.record.file.as_deref(), &lines);
         drop(lines);
-        let answer = match self.call_until(&create, Patience { once: true, ..Patience::default() }).await {
+        let answer = match self.call_until(&create, Patience { once: true, until, ..Patience::default() }).await {
             Called::Answer(answer) => answer,
             Called::Out(class) => return Created::Not(Not::Out(class)),
-            Called::Late(_) | Called::Closing => return Created::Not(Not::Closing),
+            Called::Late(said) => return Created::Not(Not::Late(said)),
+            Called::Closing => return Created::Not(Not::Closing),
             Called::Unknown => return Created::Unknown,
         };
         match api.created(&answer) {
@@ -127,6 +137,14 @@ impl Course {
                 self.requeue_smaller(chunk);
             }
             Not::Refused(error) => self.refused(chunk, &error.to_string(), status_of(&error)),
+            Not::Late(said) => {
+                tracing::warn!(org = &*org, said, "a batch could not be submitted for long: its rows are handed back");
+                let said: Arc<str> = said.into();
+                for row in chunk.rows {
+                    let failure = BatchFailure::Unsubmitted { org: org.clone(), said: said.clone() };
+                    self.end(row.key, End::Back(failure, Some(row.body)));
+                }
+            }
             Not::Unwritten(error) => {
                 for row in chunk.rows {
                     self.end(row.key, End::Back(BatchFailure::Store(error.clone()), Some(row.body)));

@@ -29,10 +29,13 @@ pub(super) enum Over {
 impl Course {
     pub(super) async fn follow(&mut self, first: Option<Remote>) {
         let over = match self.watch(first).await {
-            Over::Ended(remote, ending) => match self.harvest(&remote, ending).await {
-                Ok(()) => return,
-                Err(over) => over,
-            },
+            Over::Ended(remote, ending) => {
+                self.unsettle();
+                match self.harvest(&remote, ending).await {
+                    Ok(()) => return,
+                    Err(over) => over,
+                }
+            }
             over => over,
         };
         match over {
@@ -117,6 +120,7 @@ impl Course {
                 let next = now + jittered(next, fastrand::f64());
                 // Once more at the very end.
                 let next = next.min(deadline);
+                self.settle();
                 self.shared.see(self.record.token, |seen| seen.next_poll = Some(next));
                 if self.nap(next - now).await {
                     return Over::Closing;

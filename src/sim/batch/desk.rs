@@ -62,6 +62,8 @@ pub(super) struct Batch {
     counted: usize,
     pub(super) succeeded: usize,
     pub(super) errored: usize,
+    /// When that it has ended was first said, to who asked for it or for its results.
+    told: Option<Duration>,
 }
 
 impl Batch {
@@ -190,6 +192,8 @@ impl Desk {
             created: batch.created,
             ends: batch.created.saturating_add(batch.fate.ends()),
             rows: batch.rows().len() as u64,
+            told: batch.told,
+            ids: batch.rows().iter().map(|row| row.custom_id.to_string()).collect(),
             succeeded: batch.succeeded as u64,
             errored: batch.errored as u64,
             lost_reply: batch.fate.lost_reply,
@@ -343,6 +347,7 @@ impl Visit<'_> {
             (Call::Retrieve(id), _) => {
                 let index = self.find(id)?;
                 self.truth().polls += 1;
+                self.tell(index);
                 Ok(Answer::Json(self.object(index)))
             }
             (Call::Cancel(id), _) => self.cancel(id),
@@ -352,6 +357,7 @@ impl Visit<'_> {
                     return Err(invalid(format!("Batch {id} has not ended: its results are not there yet")));
                 }
                 self.truth().results += 1;
+                self.tell(index);
                 Ok(Answer::Lines(Box::new(self.lines(index, Which::All))))
             }
             (Call::List(page), _) => self.list(page),
@@ -366,6 +372,7 @@ impl Visit<'_> {
             (Call::Content(id), _) => match self.results_file(id) {
                 Some(lines) => {
                     self.truth().results += 1;
+                    self.tell(lines.batch as usize - 1);
                     Ok(Answer::Lines(Box::new(lines)))
                 }
                 None => {
@@ -400,6 +407,13 @@ impl Visit<'_> {
 
     fn phase(&self, index: usize) -> Phase {
         self.book.batches[index].fate.phase(self.age(index))
+    }
+
+    /// Somebody asked for this batch, or for its results.
+    fn tell(&mut self, index: usize) {
+        if self.phase(index).has_ended() {
+            self.book.batches[index].told.get_or_insert(self.frame.now);
+        }
     }
 
     fn object(&self, index: usize) -> Value {
@@ -519,6 +533,7 @@ impl Visit<'_> {
             counted: 0,
             succeeded: 0,
             errored: 0,
+            told: None,
         });
         self.book.open.push(index);
         let Book { batches, open, .. } = &*self.book;

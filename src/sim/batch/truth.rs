@@ -126,8 +126,12 @@ pub struct BatchSeen {
     pub created: Duration,
     /// When it ends, if nobody cancels it; or ended.
     pub ends: Duration,
+    /// When that it has ended was first said, to who asked for it or for its results.
+    pub told: Option<Duration>,
     /// How many rows it has.
     pub rows: u64,
+    /// Their `custom_id`s, as they were handed in.
+    pub ids: Vec<String>,
     /// So many of them succeeded up to now.
     pub succeeded: u64,
     /// So many of them met an error.
