@@ -435,6 +435,23 @@ mod tests {
     }
 
     #[test]
+    fn of_a_thousand_processes_no_two_come_back_at_one_instant_and_they_fill_the_fifth() {
+        fastrand::seed(7);
+        let now = Instant::now();
+        for least in [500 * MS, 4 * SECOND] {
+            let breaker = b().cooldown(least, least).build().unwrap();
+            let mut lasted: Vec<_> = (0..1_000).map(|_| breaker.clone().probe_failed(now) - now).collect();
+            lasted.sort();
+            assert!(lasted.windows(2).filter(|pair| pair[0] == pair[1]).count() <= 1, "{least:?}");
+            for tenth in 0..10 {
+                let from = least.mul_f64(1.0 + f64::from(tenth) / 50.0);
+                let here = lasted.iter().filter(|lasted| (from..from + least / 50).contains(lasted)).count();
+                assert!((60..=140).contains(&here), "{here} of a thousand within {tenth} tenths of {least:?}");
+            }
+        }
+    }
+
+    #[test]
     fn a_bad_setting_names_its_field() {
         let year = CEILING_MAX;
         for (builder, field) in [
