@@ -324,6 +324,34 @@ async fn a_failure_weighs_on_the_load_and_a_refusal_does_not() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn failures_in_a_row_weigh_ever_more_and_a_success_ends_the_row() {
+    // What is answered, one call after the other, and what the last one adds to the load.
+    for (answers, adds) in [
+        (&[500][..], 1.0),
+        (&[500, 500], 2.0),
+        (&[500, 500, 500], 4.0),
+        (&[500, 500, 500, 500], 4.0),
+        (&[500, 200, 500], 1.0),
+        (&[500, 500, 200, 500], 1.0),
+        (&[500, 500, 200, 500, 500], 2.0),
+        // Nothing was learnt of it.
+        (&[500, 429, 500], 2.0),
+        (&[500, 400, 500], 2.0),
+        (&[500, 200], 0.0),
+    ] {
+        let org = Org::new("a");
+        let probe = Probe::new(move |n| Reply::Now(Ok(answer(answers[n], &[]))));
+        let layer = OrgHealthLayer::new(&org);
+        let mut before = 0.0;
+        for _ in answers {
+            before = org.load();
+            drop(layer.layer(probe.clone()).oneshot(ask()).await);
+        }
+        assert_eq!(org.load() - before, adds, "{answers:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn readiness_that_fails_passes_up_and_weighs_on_the_load_alone() {
     #[derive(Clone)]
     struct Broken;

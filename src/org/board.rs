@@ -331,10 +331,10 @@ impl Org {
         self.board.revision.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn add_penalty(&self) {
+    pub(crate) fn add_penalty(&self, more: f64) {
         let board = &self.board;
         let now = Instant::now();
-        let grown = (board.penalty(|| now) + 1.0).min(PENALTY_MAX);
+        let grown = (board.penalty(|| now) + more).min(PENALTY_MAX);
         board.penalty_at.store(board.since_birth(now), Relaxed);
         board.penalty.store(grown.to_bits(), Relaxed);
     }
