@@ -1,5 +1,7 @@
 //! Which of several keys of one organisation serves a model family, and which are spares. Pure.
 
+use std::sync::Arc;
+
 /// What is known of a member of a family's fleet.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Key<'a> {
@@ -11,6 +13,8 @@ pub(super) struct Key<'a> {
     pub(super) closed: bool,
     /// Its key is refused, its credit used up.
     pub(super) out: bool,
+    /// Models that its key is not allowed.
+    pub(super) refused: Vec<Arc<str>>,
     /// It takes calls now.
     pub(super) serves: bool,
 }
@@ -25,9 +29,11 @@ pub(super) enum Role {
     Closed,
 }
 
-/// What each is to be. Of those that share an id one serves: whoever does already and is alive, else whoever is alive, of
-/// these the one whose id was known first. So whoever comes back while another serves is that one's spare, and no two serve
+/// What each is to be. Of those that share an id one serves: whoever is alive, of these whoever is allowed the most models, of these
+/// whoever does already, of these the one whose id was known first. So whoever comes back while another serves is that one's spare, and no two serve
 /// even while this is looked up.
+///
+/// Whoever else is allowed a model that this one is not serves too: else nobody would be asked for it.
 ///
 /// Where none is alive the last one that was stays in its place; whichever comes back first gets it.
 pub(super) fn roles(keys: &[Key<'_>]) -> Vec<Role> {
@@ -38,12 +44,19 @@ pub(super) fn roles(keys: &[Key<'_>]) -> Vec<Role> {
         if key.id.is_none() {
             return Role::Serves;
         }
-        let alike = keys.iter().enumerate().filter(|(_, other)| other.id == key.id && !other.closed);
-        let first = alike.min_by_key(|(_, other)| (other.out, !other.serves, other.rank));
-        match first {
-            Some((first, _)) if first != at => Role::SpareOf(first),
-            _ => Role::Serves,
+        let alike = || keys.iter().enumerate().filter(|(_, other)| other.id == key.id && !other.closed);
+        let first = alike().min_by_key(|(_, other)| (other.out, other.refused.len(), !other.serves, other.rank));
+        let Some((first, serving)) = first.filter(|(first, _)| *first != at) else { return Role::Serves };
+        // What nobody is asked for of those who serve so far.
+        let mut lacking = serving.refused.clone();
+        for (other_at, other) in alike().filter(|(other_at, other)| *other_at != first && !other.out) {
+            let before = lacking.len();
+            lacking.retain(|model| other.refused.contains(model));
+            if other_at == at && lacking.len() < before {
+                return Role::Serves;
+            }
         }
+        Role::SpareOf(first)
     };
     keys.iter().enumerate().map(|(at, key)| role(key, at)).collect()
 }

@@ -191,12 +191,12 @@ impl Shared {
     /// A pass for the asking, while the circuit is closed.
     pub(super) fn pass(self: &Arc<Self>) -> Option<Pass> {
         let state = self.word.state.load(Acquire);
-        (state & SHUT == 0).then(|| Pass { shared: self.clone(), admitted: Admitted::closed(state >> EPOCH) })
+        (state & SHUT == 0).then(|| self.admitted(Admitted::closed(state >> EPOCH)))
     }
 
     /// The pass of one whom the gate has let through.
     pub(super) fn admitted(self: &Arc<Self>, admitted: Admitted) -> Pass {
-        Pass { shared: self.clone(), admitted }
+        Pass { shared: self.clone(), admitted, model: None }
     }
 
     /// What is inside has failed at being ready: nothing was asked, so the circuit learns nothing, but others are preferred.
@@ -251,9 +251,17 @@ impl Shared {
 pub(crate) struct Pass {
     shared: Arc<Shared>,
     admitted: Admitted,
+    /// What is asked for, where that is known.
+    model: Option<Arc<str>>,
 }
 
 impl Pass {
+    /// The call is for this model.
+    pub(super) fn of(mut self, model: Option<Arc<str>>) -> Self {
+        self.model = model;
+        self
+    }
+
     /// Its call is under way. Who is ready may be so under a balancer's lock, where nobody can be told that it is a probe.
     pub(super) fn called(&mut self) {
         if std::mem::take(&mut self.admitted.first) {
@@ -297,7 +305,10 @@ impl Pass {
         let org = &self.shared.org;
         match (outcome.class.implies().out, outcome.class) {
             (Out::No, _) => {}
-            (Out::Family, _) => org.put_family_out(OutReason::Forbidden),
+            (Out::Model, _) => match &self.model {
+                Some(model) => org.put_model_out(model),
+                None => org.put_family_out(OutReason::Forbidden),
+            },
             (Out::Org, Class::OutOfQuota) if outcome.not_before.is_some() => {}
             (Out::Org, Class::OutOfQuota) => org.put_out(OutReason::OutOfQuota),
             (Out::Org, _) => org.put_out(OutReason::Unauthorised),
