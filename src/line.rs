@@ -371,6 +371,41 @@ mod tests {
     }
 
     #[test]
+    fn of_those_whose_want_may_be_met_the_oldest_is_called_first_wherever_it_stands() {
+        // Ages in the order of arrival; the middle of so many old ones strays into the tree.
+        let ages: Vec<u64> = (0..40).chain(100..140).chain([70, 71, 72]).collect();
+        for may in [|want: &u64| *want % 2 == 0, |want: &u64| *want % 7 == 0, |want: &u64| *want == 71, |_: &u64| true]
+        {
+            let mut line = Line::<u64>::default();
+            let mut waiting = vec![];
+            for age in &ages {
+                let mut task = task::spawn(std::future::pending::<()>());
+                task.enter(|cx, _| drop(line.wait_for(&mut None, *age, || *age, cx.waker())));
+                waiting.push((*age, task));
+            }
+            assert!(!line.strays.is_empty());
+            waiting.sort_by_key(|(age, _)| *age);
+            let woken = |waiting: &[(u64, task::Spawn<std::future::Pending<()>>)]| {
+                waiting.iter().filter(|(_, task)| task.is_woken()).map(|(age, _)| *age).collect::<Vec<_>>()
+            };
+            let mut expected: Vec<u64> = waiting.iter().map(|(age, _)| *age).filter(may).collect();
+            line.call_where(1, 1, may).wake();
+            assert_eq!(woken(&waiting), expected[..2.min(expected.len())], "one more than may be served");
+            line.call_where(1, 1, may).wake();
+            assert_eq!(woken(&waiting), expected[..3.min(expected.len())], "and one who was not called before");
+            line.call_where(usize::MAX, 0, may).wake();
+            assert_eq!(woken(&waiting), expected);
+            // What is left stands as before.
+            expected = waiting.iter().map(|(age, _)| *age).filter(|age| !may(age)).collect();
+            let before = woken(&waiting).len();
+            assert_eq!(line.uncalled(), expected.len());
+            line.call(1).wake();
+            assert_eq!(woken(&waiting).len(), before + expected.len().min(1));
+            assert!(expected.first().is_none_or(|oldest| woken(&waiting).contains(oldest)));
+        }
+    }
+
+    #[test]
     fn the_oldest_is_called_first_whenever_it_came() {
         let mut line = Line::default();
         let (young, _) = waiter(&mut line, 9);

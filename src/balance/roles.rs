@@ -115,7 +115,68 @@ mod tests {
         }
     }
 
+    #[test]
+    fn whoever_is_allowed_more_models_serves_and_whoever_is_allowed_one_that_it_is_not_serves_too() {
+        let refuses = |key: Key<'static>, models: &[&str]| Key {
+            refused: models.iter().map(|model| Arc::from(*model)).collect(),
+            ..key
+        };
+        for (row, keys, expected) in [
+            ("it refuses one", vec![refuses(serves("x", 0), &["m"]), key("x", 1)], vec![SpareOf(1), Serves]),
+            (
+                "so does the spare",
+                vec![refuses(serves("x", 0), &["m"]), refuses(key("x", 1), &["m"])],
+                vec![Serves, SpareOf(0)],
+            ),
+            ("another", vec![refuses(serves("x", 0), &["m"]), refuses(key("x", 1), &["n"])], vec![Serves, Serves]),
+            (
+                "a third is not needed",
+                vec![refuses(serves("x", 0), &["m"]), refuses(key("x", 1), &["n"]), refuses(key("x", 2), &["n"])],
+                vec![Serves, Serves, SpareOf(0)],
+            ),
+            (
+                "a dead one serves nobody",
+                vec![refuses(serves("x", 0), &["m"]), out(key("x", 1))],
+                vec![Serves, SpareOf(0)],
+            ),
+            ("nor a disabled one", vec![refuses(serves("x", 0), &["m"]), closed(key("x", 1))], vec![Serves, Closed]),
+            ("alone", vec![refuses(serves("x", 0), &["m"])], vec![Serves]),
+        ] {
+            assert_eq!(roles(&keys), expected, "{row}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn no_model_is_refused_by_all_who_serve_that_one_who_is_alive_allows(
+            keys in proptest::collection::vec((any::<(bool, bool)>(), 0..8u8), 0..6),
+        ) {
+            let models = ["m", "n", "o"];
+            let mut keys: Vec<_> = keys
+                .iter()
+                .enumerate()
+                .map(|(rank, ((out, serves), refused))| Key {
+                    out: *out,
+                    serves: *serves,
+                    refused: (0..3).filter(|bit| refused >> bit & 1 == 1).map(|bit| Arc::from(models[bit])).collect(),
+                    ..key("x", rank as u64)
+                })
+                .collect();
+            for _ in 0..2 {
+                let found = roles(&keys);
+                for model in models {
+                    let allows = |key: &Key<'_>| !key.out && !key.refused.contains(&Arc::from(model));
+                    let is_served = keys.iter().zip(&found).any(|(key, role)| *role == Serves && allows(key));
+                    prop_assert_eq!(is_served, keys.iter().any(allows), "{}", model);
+                }
+                // Where all are allowed alike one serves.
+                if keys.iter().filter(|key| !key.out).all(|key| key.refused == keys[0].refused) && !keys.is_empty() && !keys[0].out {
+                    prop_assert_eq!(found.iter().filter(|role| **role == Serves).count(), 1);
+                }
+                keys.iter_mut().zip(&found).for_each(|(key, role)| key.serves = *role == Serves);
+            }
+        }
+
         #[test]
         fn of_whoever_is_alive_exactly_one_serves_and_what_is_settled_stays(
             keys in proptest::collection::vec((0..4usize, any::<(bool, bool, bool)>()), 0..8),
@@ -124,6 +185,7 @@ mod tests {
                 .iter()
                 .enumerate()
                 .map(|(rank, (id, (closed, out, serves)))| Key {
+                    refused: vec![],
                     id: [None, Some("x"), Some("y"), Some("z")][*id],
                     rank: rank as u64,
                     closed: *closed,
