@@ -196,7 +196,9 @@ impl World {
         }
         let of_family = self.members.iter().filter(|((_, of), _)| *of == family);
         let model = self.calls[&id].model;
-        let allowed = of_family.filter(|(at, _)| self.allows(**at, model));
+        // Whose health is low is junk, for which nobody yields.
+        let health = |org: usize| self.desk.org(self.names[org]).family(&Family::new(FAMILIES[family])).health();
+        let allowed = of_family.filter(|(at, _)| self.allows(**at, model) && health(at.0) >= 0.5);
         let free = allowed.filter(|((org, _), (hand, shut))| failures[*org] == 0 && shut.is_none() && hand.free() > 0);
         free.map(|(at, (hand, _))| (*at, hand.counts().polls)).collect()
     }

@@ -176,6 +176,8 @@ fn whoever_waits_for_a_refused_model_keeps_no_slot_from_those_behind() {
         hold_all(&desk);
         let all = (0..front).map(|id| (id, OLD)).chain((front..front + behind).map(|id| (id, NEW)));
         let mut calls = waiting(&balance, all);
+        settle(&mut calls);
+        assert_eq!(desk.hand_of("a", SONNET).registered(), 1, "{front}: somebody waits for it");
         desk.hand_of("a", SONNET).held(false);
         assert!(calls.range(..front).all(|(_, call)| !call.is_woken()), "{front}: nothing came for them");
         for id in front..front + behind {
@@ -212,6 +214,7 @@ fn whoever_waits_for_a_refused_model_and_finds_nothing_hands_its_call_on() {
     refuse(&balance, &desk, "a", OLD);
     hold_all(&desk);
     let mut calls = waiting(&balance, [(0, OLD), (1, OLD), (2, NEW)]);
+    settle(&mut calls);
     // Those in front are called for b, which has nothing after all; a has.
     desk.hand_of("b", SONNET).ring();
     desk.hand_of("a", SONNET).held(false);
