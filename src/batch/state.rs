@@ -25,7 +25,7 @@ use super::{
 use crate::{
     journal::{Key, KeyHeaders},
     judge::JudgeLayer,
-    org::Org,
+    org::{Family, Org, OutReason},
     outcome::Class,
 };
 
@@ -39,6 +39,24 @@ pub(super) struct Line {
     pub(super) wire: Box<dyn Wire>,
     /// Says of a row's answer what it means.
     pub(super) judge: JudgeLayer,
+}
+
+impl Line {
+    /// Whether the org is out for the model of these rows.
+    fn refuses(&self, group: &Group) -> bool {
+        if !self.org.refuses_any() {
+            return false;
+        }
+        let model = group.model().map(Family::of_model);
+        self.org.refuses(model.as_ref().and_then(Family::model))
+    }
+
+    /// A row was refused for its model.
+    pub(super) fn is_refused(&self, group: &Group) {
+        if let Some(model) = group.model() {
+            self.org.family(group.family()).put_model_out(model);
+        }
+    }
 }
 
 /// What all clones share.
@@ -294,12 +312,12 @@ impl Shared {
     }
 
     /// Rows of a batch that go into the next one.
-    pub(super) fn regather(self: &Arc<Self>, token: Token, group: &Group, rows: Vec<Gathered>) {
+    pub(super) fn regather(self: &Arc<Self>, token: Token, rows: Vec<(Group, Gathered)>) {
         let mut state = self.lock();
         let mut opened = vec![];
-        for gathered in rows {
+        for (group, gathered) in rows {
             if state.free(token, gathered.key) {
-                opened.extend(state.gather(group.clone(), gathered, self.most));
+                opened.extend(state.gather(group, gathered, self.most));
             }
         }
         drop(state);
@@ -347,21 +365,31 @@ impl Shared {
             let is_live = |(line, places): (&Line, &Places)| places.out.is_none() && !line.org.is_out();
             let live: Vec<_> = self.lines.iter().zip(&state.orgs).map(is_live).collect();
             if state.closing.is_some() || !live.contains(&true) {
-                let failure = match state.closing {
-                    Some(_) => BatchFailure::Closed(None),
-                    None => BatchFailure::NoOrg { orgs: self.outs(&state) },
-                };
-                while let Some(chunk) = state.next_chunk() {
-                    for row in chunk.rows {
-                        wakes.0.extend(state.end(row.key, None, End::Back(failure.clone(), Some(row.body))).1);
-                    }
+                while let Some(chunk) = state.next_chunk_of(|_| true) {
+                    let failure = match state.closing {
+                        Some(_) => BatchFailure::Closed(None),
+                        None => BatchFailure::NoOrg { orgs: self.outs(&state, &chunk.group) },
+                    };
+                    wakes.0.extend(state.give_back(chunk, &failure));
                 }
                 break;
             }
+            let refusing = self.lines.iter().any(|line| line.org.refuses_any());
+            let nobodys = |group: &Group| {
+                refusing && self.lines.iter().zip(&live).all(|(line, live)| !live || line.refuses(group))
+            };
+            while let Some(chunk) = state.next_chunk_of(nobodys) {
+                let failure = BatchFailure::NoOrg { orgs: self.outs(&state, &chunk.group) };
+                wakes.0.extend(state.give_back(chunk, &failure));
+            }
             let free = |at: &usize| live[*at] && state.orgs[*at].is_free(self.in_flight, now);
             let count = live.len();
-            let Some(org) = (0..count).map(|step| (state.next_org + step) % count).find(free) else { break };
-            let Some(mut chunk) = state.next_chunk() else { break };
+            let free: Vec<_> = (0..count).map(|step| (state.next_org + step) % count).filter(free).collect();
+            let mut given = free.into_iter().filter_map(|org| {
+                let chunk = state.next_chunk_of(|group| !self.lines[org].refuses(group))?;
+                Some((org, chunk))
+            });
+            let Some((org, mut chunk)) = given.next() else { break };
             chunk.rows.retain(|gathered| state.is_wanted(gathered.key));
             if chunk.rows.is_empty() {
                 continue;
@@ -382,11 +410,14 @@ impl Shared {
         }
     }
 
-    fn outs(&self, state: &State) -> Vec<(Arc<str>, Arc<str>)> {
+    /// Why no org takes these rows.
+    fn outs(&self, state: &State, group: &Group) -> Vec<(Arc<str>, Arc<str>)> {
         let why = |(line, places): (&Line, &Places)| {
-            let why = match places.out {
-                Some(class) => class.name().into(),
-                None => line.org.snapshot().out.map_or_else(|| "out".into(), |out| format!("{out:?}").into()),
+            let refused = group.model().filter(|_| line.refuses(group));
+            let why = match (places.out, refused) {
+                (Some(class), _) => class.name().into(),
+                (None, Some(model)) if !line.org.is_out() => OutReason::ForbiddenModel(model.into()).to_string().into(),
+                _ => line.org.snapshot().out.map_or_else(|| "out".into(), |out| format!("{out:?}").into()),
             };
             (line.name.clone(), why)
         };
@@ -596,15 +627,21 @@ impl State {
     }
 
     /// The next one to go: a full one, else the oldest that has waited long enough. With the service closing, any.
-    fn next_chunk(&mut self) -> Option<Chunk> {
-        if let Some(chunk) = self.closed.pop_front() {
-            return Some(chunk);
+    fn next_chunk_of(&mut self, may: impl Fn(&Group) -> bool) -> Option<Chunk> {
+        if let Some(at) = self.closed.iter().position(|chunk| may(&chunk.group)) {
+            return self.closed.remove(at);
         }
         let all = self.closing.is_some();
-        let ripe = self.open.iter().filter(|(_, open)| open.ripe || all).min_by_key(|(_, open)| open.since);
-        let group = ripe.map(|(group, _)| group.clone())?;
+        let ripe = self.open.iter().filter(|(group, open)| (open.ripe || all) && may(group));
+        let group = ripe.min_by_key(|(_, open)| open.since).map(|(group, _)| group.clone())?;
         self.close(&group);
-        self.closed.pop_front()
+        self.closed.pop_back()
+    }
+
+    /// Nobody takes it: its rows go back to who waits for them. Gives whom to wake.
+    fn give_back(&mut self, chunk: Chunk, failure: &BatchFailure) -> Vec<u64> {
+        let end = |row: Gathered| self.end(row.key, None, End::Back(failure.clone(), Some(row.body))).1;
+        chunk.rows.into_iter().flat_map(end).collect()
     }
 
     /// Takes a row out of a batch, if it is still there and somebody waits for it: nobody has asked for it anew meanwhile.

@@ -206,14 +206,20 @@ impl Org {
         }
     }
 
-    /// Whether it is out for this model of this handle's family.
+    /// Whether it is out for this model, whose id is in lower case, of this handle's family; of a whole org, of any.
     pub(crate) fn refuses(&self, model: Option<&str>) -> bool {
-        model.is_some_and(|model| self.board.refuses(model))
+        model.is_some_and(|model| match self.whole {
+            false => self.board.refuses(model),
+            true => self.boards().iter().any(|board| board.refuses(model)),
+        })
     }
 
-    /// Whether it is out for any model of this handle's family.
+    /// Whether it is out for any model of this handle's family; of a whole org, of any.
     pub(crate) fn refuses_any(&self) -> bool {
-        self.board.refuses_any()
+        match self.whole {
+            false => self.board.refuses_any(),
+            true => self.boards().iter().any(|board| board.refuses_any()),
+        }
     }
 
     /// Brings it back, for all families and models, if it was out: its key works again, or there is credit. Calls that wait look at it
