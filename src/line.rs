@@ -60,8 +60,10 @@ impl Calls {
 type Rank = (u64, u64);
 
 #[derive(Debug)]
-struct Spot {
+struct Spot<T> {
     rank: Rank,
+    /// What it waits for.
+    want: T,
     /// None once it was called.
     waker: Option<Waker>,
     stand: Stand,
@@ -83,8 +85,8 @@ enum Stand {
 }
 
 #[derive(Debug)]
-pub(crate) struct Line {
-    spots: Vec<Spot>,
+pub(crate) struct Line<T = ()> {
+    spots: Vec<Spot<T>>,
     free: usize,
     first: usize,
     last: usize,
@@ -98,7 +100,7 @@ pub(crate) struct Line {
     arrivals: u64,
 }
 
-impl Default for Line {
+impl<T> Default for Line<T> {
     fn default() -> Self {
         Line {
             spots: vec![],
@@ -116,6 +118,14 @@ impl Default for Line {
 }
 
 impl Line {
+    /// As [`wait_for`](Line::wait_for), where all want the same.
+    #[must_use = "dropped under no lock"]
+    pub(crate) fn wait(&mut self, ticket: &mut Option<Ticket>, age: u64, waker: &Waker) -> Option<Waker> {
+        self.wait_for(ticket, age, || (), waker)
+    }
+}
+
+impl<T> Line<T> {
     /// How many wait, called or not.
     pub(crate) fn len(&self) -> usize {
         self.len
@@ -154,11 +164,18 @@ impl Line {
     /// Takes a place (a new one by `age` where there is none yet), or keeps it with a fresh waker, uncalled. Gives the waker
     /// that is replaced: its drop is somebody else's code too, so it is not for under the owner's lock.
     #[must_use = "dropped under no lock"]
-    pub(crate) fn wait(&mut self, ticket: &mut Option<Ticket>, age: u64, waker: &Waker) -> Option<Waker> {
+    pub(crate) fn wait_for(
+        &mut self,
+        ticket: &mut Option<Ticket>,
+        age: u64,
+        want: impl FnOnce() -> T,
+        waker: &Waker,
+    ) -> Option<Waker> {
         let Some(Ticket(at)) = *ticket else {
             self.arrivals += 1;
             let spot = Spot {
                 rank: (age, self.arrivals),
+                want: want(),
                 waker: Some(waker.clone()),
                 stand: Stand::Free,
                 in_vain: 0,
@@ -210,18 +227,22 @@ impl Line {
         let mut calls = Calls::default();
         for _ in 0..n {
             let Some(at) = self.oldest() else { break };
-            self.dequeue(at);
-            let spot = &mut self.spots[at];
-            let rank = spot.rank;
-            spot.stand = Stand::Called;
-            self.called += 1;
-            if spot.in_vain >= PATIENCE && (self.favoured == NONE || self.spots[self.favoured].rank > rank) {
-                self.favoured = at;
-                self.yields = 0;
-            }
-            calls.push(self.spots[at].waker.take().expect("whoever waits has a waker"));
+            self.call_one(at, &mut calls);
         }
         calls
+    }
+
+    fn call_one(&mut self, at: usize, calls: &mut Calls) {
+        self.dequeue(at);
+        let spot = &mut self.spots[at];
+        let rank = spot.rank;
+        spot.stand = Stand::Called;
+        self.called += 1;
+        if spot.in_vain >= PATIENCE && (self.favoured == NONE || self.spots[self.favoured].rank > rank) {
+            self.favoured = at;
+            self.yields = 0;
+        }
+        calls.push(self.spots[at].waker.take().expect("whoever waits has a waker"));
     }
 
     /// Sees to it that one more has been called than `free` can serve, so that one who does not come costs nothing; and
@@ -231,6 +252,35 @@ impl Line {
             return Calls::default();
         }
         self.call(free.saturating_add(1).saturating_sub(self.called).max(at_least))
+    }
+
+    /// The same among those whose want may be met. They are looked for one by one, from the oldest on.
+    pub(crate) fn call_where(&mut self, free: usize, at_least: usize, may: impl Fn(&T) -> bool) -> Calls {
+        let was_called = |spot: &&Spot<T>| spot.stand == Stand::Called && may(&spot.want);
+        let called = self.spots.iter().filter(was_called).count();
+        let n = free.saturating_add(1).saturating_sub(called).max(at_least);
+        let (mut listed, mut strays, mut found) = (self.first, self.strays.iter().peekable(), vec![]);
+        while found.len() < n {
+            let at = match strays.peek() {
+                Some((rank, stray)) if listed == NONE || self.spots[listed].rank > **rank => {
+                    let at = **stray;
+                    strays.next();
+                    at
+                }
+                _ if listed == NONE => break,
+                _ => {
+                    let at = listed;
+                    listed = self.spots[at].after;
+                    at
+                }
+            };
+            if may(&self.spots[at].want) {
+                found.push(at);
+            }
+        }
+        let mut calls = Calls::default();
+        found.into_iter().for_each(|at| self.call_one(at, &mut calls));
+        calls
     }
 
     fn disfavour(&mut self, at: usize) {
@@ -250,7 +300,7 @@ impl Line {
     }
 
     /// Puts a spot into the slab.
-    fn seat(&mut self, spot: Spot) -> usize {
+    fn seat(&mut self, spot: Spot<T>) -> usize {
         self.len += 1;
         let at = self.free;
         if at == NONE {
@@ -318,6 +368,41 @@ mod tests {
         let mut ticket = None;
         task.enter(|cx, _| drop(line.wait(&mut ticket, age, cx.waker())));
         (task, ticket)
+    }
+
+    #[test]
+    fn of_those_whose_want_may_be_met_the_oldest_is_called_first_wherever_it_stands() {
+        // Ages in the order of arrival; the middle of so many old ones strays into the tree.
+        let ages: Vec<u64> = (0..40).chain(100..140).chain([70, 71, 72]).collect();
+        for may in [|want: &u64| *want % 2 == 0, |want: &u64| *want % 7 == 0, |want: &u64| *want == 71, |_: &u64| true]
+        {
+            let mut line = Line::<u64>::default();
+            let mut waiting = vec![];
+            for age in &ages {
+                let mut task = task::spawn(std::future::pending::<()>());
+                task.enter(|cx, _| drop(line.wait_for(&mut None, *age, || *age, cx.waker())));
+                waiting.push((*age, task));
+            }
+            assert!(!line.strays.is_empty());
+            waiting.sort_by_key(|(age, _)| *age);
+            let woken = |waiting: &[(u64, task::Spawn<std::future::Pending<()>>)]| {
+                waiting.iter().filter(|(_, task)| task.is_woken()).map(|(age, _)| *age).collect::<Vec<_>>()
+            };
+            let mut expected: Vec<u64> = waiting.iter().map(|(age, _)| *age).filter(may).collect();
+            line.call_where(1, 1, may).wake();
+            assert_eq!(woken(&waiting), expected[..2.min(expected.len())], "one more than may be served");
+            line.call_where(1, 1, may).wake();
+            assert_eq!(woken(&waiting), expected[..3.min(expected.len())], "and one who was not called before");
+            line.call_where(usize::MAX, 0, may).wake();
+            assert_eq!(woken(&waiting), expected);
+            // What is left stands as before.
+            expected = waiting.iter().map(|(age, _)| *age).filter(|age| !may(age)).collect();
+            let before = woken(&waiting).len();
+            assert_eq!(line.uncalled(), expected.len());
+            line.call(1).wake();
+            assert_eq!(woken(&waiting).len(), before + expected.len().min(1));
+            assert!(expected.first().is_none_or(|oldest| woken(&waiting).contains(oldest)));
+        }
     }
 
     #[test]

@@ -215,7 +215,7 @@ impl Stack {
         self
     }
 
-    /// How answers are read: what is gathered, up to what size. Each org's key is scrubbed in any case.
+    /// How answers are read: what is gathered, up to what size. The keys of all orgs are scrubbed in any case.
     #[must_use]
     pub fn judge(mut self, judge: JudgeLayer) -> Self {
         self.judge = judge;
@@ -311,10 +311,14 @@ impl Stack {
         let live = self.limit.caps().families().chain([Family::default()]).map(|family| self.live_bound(&family)).max();
         let Stack { orgs, breaker, limit, dialect, judge, timeout, spares, guard, retry } = self;
         let judge = timeout.into_iter().fold(judge, JudgeLayer::timeout);
+        // One org's provider, or a gateway before it, may quote what was meant for another.
+        let keys = judge.keys();
+        orgs.iter().for_each(|org| keys.add(org));
         let balance = OrgBalanceLayer::new(orgs, move |org: &Org, client: C| {
             let auth = OrgAuthLayer::new(org).expect("every org is checked before it is a member");
             let client = auth.layer(of_org(org, client));
-            let judged = judge.clone().scrub(org).layer(client);
+            keys.add(org);
+            let judged = judge.clone().scrub_all(&keys).layer(client);
             let meter = dialect.clone().into_iter().fold(QuotaHeaderLayer::new(org), QuotaHeaderLayer::dialect);
             let metered = meter.layer(judged);
             let limited = AimdLimitLayer::with_settings(org, &limit).classify(Stamped).layer(metered);

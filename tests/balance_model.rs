@@ -32,6 +32,8 @@ use tower_quota::{
 const STEPS: usize = 120_000;
 const STEPS_A_RUN: usize = 2_000;
 const FAMILIES: [&str; 2] = ["sonnet", "haiku"];
+/// Of either family; the first call of a request that names its family alone.
+const MODELS: [&str; 3] = ["", "1", "2"];
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 /// How often a younger call may go first while an older one is awake: two are called at a time, and come in any order.
 const OVERTAKEN_MOST: usize = 60;
@@ -40,6 +42,7 @@ const OVERTAKEN_MOST: usize = 60;
 struct Known {
     call: Call,
     family: usize,
+    model: usize,
     memory: Option<CallMemory>,
     retried: bool,
     /// Is not polled, whatever wakes it.
@@ -59,6 +62,8 @@ struct World {
     members: BTreeMap<(usize, usize), (Hand, Option<usize>)>,
     /// Org and family.
     out: BTreeSet<(usize, usize)>,
+    /// Org, family and model.
+    refused: BTreeSet<(usize, usize, usize)>,
     disabled: BTreeSet<usize>,
     removed: BTreeSet<usize>,
     drains: Vec<(usize, task::Spawn<Drained>)>,
@@ -94,6 +99,7 @@ impl World {
             names,
             members,
             out: BTreeSet::new(),
+            refused: BTreeSet::new(),
             disabled: BTreeSet::new(),
             removed: BTreeSet::new(),
             drains: vec![],
@@ -122,9 +128,17 @@ impl World {
         self.calls.iter().filter(|(id, known)| !known.retried && self.is_bound(**id).is_none()).count()
     }
 
-    fn request(id: u32, family: usize, memory: Option<&CallMemory>) -> Req {
+    fn model(family: usize, model: usize) -> String {
+        format!("{}-{}", FAMILIES[family], MODELS[model])
+    }
+
+    fn request(id: u32, family: usize, model: usize, memory: Option<&CallMemory>) -> Req {
         let mut request = Request::new(id);
-        request.extensions_mut().insert(Family::new(FAMILIES[family]));
+        let family = match model {
+            0 => Family::new(FAMILIES[family]),
+            _ => Family::of_model(&Self::model(family, model)),
+        };
+        request.extensions_mut().insert(family);
         if let Some(memory) = memory {
             request.extensions_mut().insert(memory.clone());
         }
@@ -147,11 +161,13 @@ impl World {
             return;
         }
         let (id, family) = (self.next, self.rng.usize(..FAMILIES.len()));
+        let model = self.rng.usize(..MODELS.len());
         self.next += 1;
         let memory = self.rng.bool().then(CallMemory::new);
-        let call = task::spawn(self.balance.clone().call(Self::request(id, family, memory.as_ref())));
+        let call = task::spawn(self.balance.clone().call(Self::request(id, family, model, memory.as_ref())));
         let asleep = self.rng.u8(..8) == 0 && self.asleep(family) == 0;
-        self.calls.insert(id, Known { call, family, memory, retried: false, asleep, in_line: false, overtaken: 0 });
+        let known = Known { call, family, model, memory, retried: false, asleep, in_line: false, overtaken: 0 };
+        self.calls.insert(id, known);
         if !asleep {
             self.poll(id);
         }
@@ -168,6 +184,10 @@ impl World {
         self.names.iter().map(of).collect()
     }
 
+    fn allows(&self, at: (usize, usize), model: usize) -> bool {
+        !self.refused.contains(&(at.0, at.1, model))
+    }
+
     /// Members with a slot that have not failed the call, and how often each was asked; none where others wait, who go first.
     fn untried_and_free(&self, id: u32, failures: &[u32]) -> Vec<((usize, usize), usize)> {
         let family = self.calls[&id].family;
@@ -175,8 +195,11 @@ impl World {
             return vec![];
         }
         let of_family = self.members.iter().filter(|((_, of), _)| *of == family);
-        let free =
-            of_family.filter(|((org, _), (hand, shut))| failures[*org] == 0 && shut.is_none() && hand.free() > 0);
+        let model = self.calls[&id].model;
+        // Whose health is low is junk, for which nobody yields.
+        let health = |org: usize| self.desk.org(self.names[org]).family(&Family::new(FAMILIES[family])).health();
+        let allowed = of_family.filter(|(at, _)| self.allows(**at, model) && health(at.0) >= 0.5);
+        let free = allowed.filter(|((org, _), (hand, shut))| failures[*org] == 0 && shut.is_none() && hand.free() > 0);
         free.map(|(at, (hand, _))| (*at, hand.counts().polls)).collect()
     }
 
@@ -185,12 +208,13 @@ impl World {
         let failures = self.failures(id);
         let untried = self.untried_and_free(id, &failures);
         let known = self.calls.get_mut(&id).unwrap();
-        let family = known.family;
+        let (family, model) = (known.family, known.model);
         let polled = known.call.poll();
         let bound = self.is_bound(id);
         if let (None, Some((org, of))) = (bound_before, bound) {
             assert_eq!(of, family, "call {id} is with another family");
             assert!(self.members[&(org, of)].1.is_none(), "call {id} went to an org that is shut");
+            assert!(self.allows((org, of), model), "call {id} went to an org that refuses its model");
             if failures[org] >= 2 {
                 for (at, polls) in untried {
                     let asked = self.members[&at].0.counts().polls > polls;
@@ -201,7 +225,8 @@ impl World {
                 self.ended("failed twice, and went to another");
             }
             for (other, known) in &mut self.calls {
-                if *other < id && known.family == family && known.in_line && !known.asleep {
+                let might = !self.refused.contains(&(org, of, known.model));
+                if *other < id && known.family == family && known.in_line && !known.asleep && might {
                     known.overtaken += 1;
                     assert!(known.overtaken <= OVERTAKEN_MOST, "call {other} is overtaken again and again");
                 }
@@ -220,7 +245,7 @@ impl World {
                 self.ended("answered");
                 if response.status() != 200 && known.memory.is_some() {
                     self.ended("retried");
-                    let request = Self::request(id, family, known.memory.as_ref());
+                    let request = Self::request(id, family, model, known.memory.as_ref());
                     known.call = task::spawn(self.balance.clone().call(request));
                     (known.retried, known.overtaken) = (true, 0);
                     self.calls.insert(id, known);
@@ -228,7 +253,7 @@ impl World {
                 }
             }
             Err(error) if error.class() == Class::NoOrg => {
-                assert!(self.none_left(family), "call {id}: {error}");
+                assert!(self.none_left(family, model), "call {id}: {error}");
                 self.ended("without an org");
             }
             Err(error) => {
@@ -243,8 +268,12 @@ impl World {
         *self.ended.entry(how).or_default() += 1;
     }
 
-    fn none_left(&self, family: usize) -> bool {
-        (0..self.names.len()).all(|org| self.removed.contains(&org) || self.out.contains(&(org, family)))
+    fn none_left(&self, family: usize, model: usize) -> bool {
+        let gone = |org| {
+            let at = (org, family);
+            self.removed.contains(&org) || self.out.contains(&at) || !self.allows(at, model)
+        };
+        (0..self.names.len()).all(gone)
     }
 
     /// Polls whoever is awake and woken, in any order, until nobody is.
@@ -273,6 +302,14 @@ impl World {
             self.out.insert((org, family));
         }
         self.shut();
+    }
+
+    fn refuse(&mut self) {
+        let (family, model) = (self.rng.usize(..FAMILIES.len()), self.rng.usize(1..MODELS.len()));
+        let Some((org, handle)) = self.some_member() else { return };
+        handle.family(&Family::new(FAMILIES[family])).put_model_out(&Self::model(family, model));
+        self.refused.insert((org, family, model));
+        self.ended("refused a model");
     }
 
     /// Notes the calls of whoever has been shut, and forgets them of whoever was opened.
@@ -308,6 +345,7 @@ impl World {
                 if known {
                     self.disabled.remove(&org);
                     self.out.retain(|(other, _)| *other != org);
+                    self.refused.retain(|(other, ..)| *other != org);
                 }
             }
             6 if self.rng.bool() => {
@@ -321,6 +359,7 @@ impl World {
                     self.removed.remove(&org);
                     self.disabled.remove(&org);
                     self.out.retain(|(other, _)| *other != org);
+                    self.refused.retain(|(other, ..)| *other != org);
                 }
             }
         }
@@ -399,7 +438,8 @@ impl World {
             980..985 => {
                 self.hand().fail(1);
             }
-            985..999 => self.change_the_pool(),
+            985..996 => self.change_the_pool(),
+            996..999 => self.refuse(),
             // Twice in a run or so.
             _ => self.put_out(),
         }
@@ -430,19 +470,14 @@ impl World {
             if self.asleep(family) > 1 {
                 continue;
             }
-            let waiting: Vec<_> = self
-                .calls
-                .iter()
-                .filter(|(_, known)| known.family == family && known.in_line && !known.asleep)
-                .map(|(id, _)| *id)
-                .collect();
-            if waiting.is_empty() {
-                continue;
-            }
-            assert!(!self.none_left(family), "{waiting:?} wait for orgs that are all out");
-            for (at, (hand, shut)) in &self.members {
-                let free = at.1 == family && shut.is_none() && hand.free() > 0;
-                assert!(!free, "{waiting:?} wait while {at:?} has {} free", hand.free());
+            let waiting = self.calls.iter();
+            let waiting = waiting.filter(|(_, known)| known.family == family && known.in_line && !known.asleep);
+            for (id, known) in waiting {
+                assert!(!self.none_left(family, known.model), "{id} waits for orgs that are all out for it");
+                for (at, (hand, shut)) in &self.members {
+                    let free = at.1 == family && shut.is_none() && hand.free() > 0 && self.allows(*at, known.model);
+                    assert!(!free, "{id} waits while {at:?} has {} free", hand.free());
+                }
             }
         }
         assert_eq!(self.gate_is_open(), self.unbound() < self.max_unbound, "{} are unbound", self.unbound());
@@ -460,6 +495,7 @@ impl World {
             }
         }
         (self.out, self.disabled, self.removed) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        self.refused.clear();
         self.shut();
         for (hand, _) in self.members.values() {
             hand.fail(0).ring_while_polled(0).held(false).slots(2);

@@ -594,6 +594,72 @@ async fn the_rows_of_an_org_that_dies_before_they_are_submitted_go_to_a_sibling(
     assert!(error.failure().goes_direct() && error.request().is_some());
 }
 
+/// Rows of this model, each polled once.
+fn rows_of(service: &BatchService, model: &str, prompts: &[String]) -> Vec<Spawned> {
+    let call = |prompt: &String| {
+        let body = String::from_utf8(ask(prompt).into_body().into_inner().unwrap().to_vec()).unwrap();
+        let request = ask(prompt).map(|_| Body::from(body.replace("claude-haiku-4-5", model)));
+        let mut row = task::spawn(service.clone().call(request));
+        assert_pending!(row.poll());
+        row
+    };
+    prompts.iter().map(call).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn rows_of_a_model_that_an_org_refuses_go_to_a_sibling_and_its_other_models_stay() {
+    const OLD: &str = "claude-haiku-4-0";
+    const NEW: &str = "claude-haiku-4-5";
+    let provider = Provider::new();
+    provider.state().forbidden.push(("sk-a", OLD));
+    let orgs = orgs(&["a", "b"]);
+    let service = BatchService::builder(orgs.clone(), MemoryBatches::new()).clock(provider.clock()).chunk_rows(10);
+    let service: BatchService = service.open(provider.service()).await.unwrap();
+    let of = |key: &str, model: &str, from: usize| {
+        let state = provider.state();
+        let batches = state.batches[from..].iter().filter(|batch| batch.key == key);
+        let rows = batches.flat_map(|batch| &batch.rows);
+        rows.filter(|(_, params)| params["model"] == model).count()
+    };
+    // Each in a batch of its own, in turn: one of the old model's goes to a, is refused there, and goes to b.
+    let mut first = rows_of(&service, OLD, &prompts(20));
+    first.extend(rows_of(&service, NEW, &prompts(20)));
+    answers(&mut first, secs(3_600)).await;
+    assert_eq!((of("sk-a", OLD, 0), of("sk-b", OLD, 0)), (10, 20));
+    assert_eq!((of("sk-a", NEW, 0), of("sk-b", NEW, 0)), (10, 10));
+    let a = orgs.get("a").unwrap();
+    assert_eq!(a.refused_models().iter().map(|model| &**model).collect::<Vec<_>>(), [OLD]);
+    assert!(!a.families().iter().any(Org::is_out));
+    // From then on it is known, and takes no turn from the other model.
+    let submitted = provider.created();
+    let later: Vec<_> = (0..40).map(|row| format!("later {row}")).collect();
+    let mut more = rows_of(&service, OLD, &later);
+    more.extend(rows_of(&service, NEW, &later));
+    answers(&mut more, secs(3_600)).await;
+    assert_eq!((of("sk-a", OLD, submitted), of("sk-b", OLD, submitted)), (0, 40));
+    assert!(of("sk-a", NEW, submitted) >= 10, "{}", of("sk-a", NEW, submitted));
+    // Refused everywhere, it is handed back, and says by whom; the direct path may still have it.
+    provider.state().forbidden.push(("sk-b", OLD));
+    let last: Vec<_> = (0..2).map(|row| format!("last {row}")).collect();
+    let mut refused = rows_of(&service, OLD, &last[..1]);
+    let [error] = errors(&mut refused, secs(3_600)).await.try_into().unwrap();
+    assert!(matches!(error.failure(), BatchFailure::NoOrg { .. }), "{error}");
+    let submitted = provider.created();
+    let mut refused = rows_of(&service, OLD, &last[1..]);
+    for error in errors(&mut refused, secs(3_600)).await {
+        let text = error.to_string();
+        assert!(text.contains(&format!("a: its key is not allowed {OLD}")), "{text}");
+        assert!(text.contains(&format!("b: its key is not allowed {OLD}")), "{text}");
+        assert!(error.failure().goes_direct() && error.request().is_some());
+    }
+    assert_eq!(provider.created(), submitted, "and nothing is submitted for it");
+    // Brought back, it is asked again.
+    provider.state().forbidden.clear();
+    assert!(a.bring_back());
+    answers(&mut rows_of(&service, OLD, &last[1..]), secs(3_600)).await;
+    assert_eq!(of("sk-a", OLD, submitted), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_batch_of_an_org_that_dies_stays_recorded_and_is_found_again() {
     let provider = Provider::new();

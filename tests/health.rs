@@ -4,7 +4,12 @@
 
 mod support;
 
-use std::{io, task::Poll, time::Duration};
+use std::{
+    io,
+    sync::{Arc, Mutex},
+    task::Poll,
+    time::Duration,
+};
 
 use http::{Request, Response};
 use support::{Probe, Reply, Script, answer, ask};
@@ -14,6 +19,7 @@ use tower::{Layer, Service, ServiceExt};
 use tower_quota::{
     aimd::{AimdLimitLayer, Settings},
     health::{Breaker, CircuitBreaker, OrgHealth, OrgHealthLayer},
+    observe::Event,
     org::{Circuit, Family, HoldReason, Org, OutReason},
     outcome::{ByStatus, Class, Classify, Outcome, classify_fn},
 };
@@ -324,6 +330,34 @@ async fn a_failure_weighs_on_the_load_and_a_refusal_does_not() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn failures_in_a_row_weigh_ever_more_and_a_success_ends_the_row() {
+    // What is answered, one call after the other, and what the last one adds to the load.
+    for (answers, adds) in [
+        (&[500][..], 1.0),
+        (&[500, 500], 2.0),
+        (&[500, 500, 500], 4.0),
+        (&[500, 500, 500, 500], 4.0),
+        (&[500, 200, 500], 1.0),
+        (&[500, 500, 200, 500], 1.0),
+        (&[500, 500, 200, 500, 500], 2.0),
+        // Nothing was learnt of it.
+        (&[500, 429, 500], 2.0),
+        (&[500, 400, 500], 2.0),
+        (&[500, 200], 0.0),
+    ] {
+        let org = Org::new("a");
+        let probe = Probe::new(move |n| Reply::Now(Ok(answer(answers[n], &[]))));
+        let layer = OrgHealthLayer::new(&org);
+        let mut before = 0.0;
+        for _ in answers {
+            before = org.load();
+            drop(layer.layer(probe.clone()).oneshot(ask()).await);
+        }
+        assert_eq!(org.load() - before, adds, "{answers:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn readiness_that_fails_passes_up_and_weighs_on_the_load_alone() {
     #[derive(Clone)]
     struct Broken;
@@ -371,6 +405,58 @@ async fn a_refused_key_is_out_and_a_refused_model_is_out_for_its_family() {
         }
         assert_eq!((org.is_out(), opus.out_reason()), (out, reason), "{status}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_model_is_out_alone_where_the_request_says_which_it_is() {
+    // Of which families requests are, each answered with a 403; for which models the org is out then; and whether for the family.
+    let of = Family::of_model;
+    for (asked, models, out) in [
+        (vec![of("claude-opus-4-1")], &["claude-opus-4-1"][..], None),
+        (vec![of("claude-opus-4-1"), of(" Claude-Opus-4-1 ")], &["claude-opus-4-1"], None),
+        (vec![of("claude-opus-4-1"), of("claude-opus-4-0")], &["claude-opus-4-1", "claude-opus-4-0"], None),
+        (vec![Family::new("opus")], &[], Some(OutReason::Forbidden)),
+        (vec![of("claude-opus-4-1"), Family::new("opus")], &["claude-opus-4-1"], Some(OutReason::Forbidden)),
+    ] {
+        let org = Org::new("a");
+        let told = Arc::new(Mutex::new(vec![]));
+        let tell = told.clone();
+        org.observe(move |event: &Event| tell.lock().unwrap().push(event.to_string()));
+        let opus = org.family(&of("claude-opus-4-5"));
+        assert_eq!(opus.model_family().model(), None, "a board is of no certain model");
+        let layer = OrgHealthLayer::new(&opus);
+        for family in asked.iter().chain(&asked) {
+            let mut request = ask();
+            request.extensions_mut().insert(family.clone());
+            let probe = Probe::new(|_| Reply::Now(Ok(answer(403, &[]))));
+            drop(layer.layer(probe).oneshot(request).await);
+        }
+        let shown = [opus.refused_models(), opus.snapshot().refused_models, org.snapshot().refused_models];
+        for shown in shown {
+            assert_eq!(shown.iter().map(|model| &**model).collect::<Vec<_>>(), models, "{asked:?}");
+        }
+        assert_eq!((opus.out_reason(), org.is_out()), (out.clone(), false), "{asked:?}");
+        let mut said: Vec<_> = models
+            .iter()
+            .map(|model| format!("a (opus) is out: its key is not allowed {model}: ask for access, or remove it"))
+            .collect();
+        said.extend(out.map(|out| format!("a (opus) is out: {out}")));
+        assert_eq!(*told.lock().unwrap(), said, "once each");
+        assert!(org.bring_back());
+        assert!(!org.bring_back() && opus.refused_models().is_empty() && !opus.is_out(), "{asked:?}");
+        assert_eq!(told.lock().unwrap()[said.len()..], ["a is brought back"]);
+    }
+}
+
+#[test]
+fn an_org_that_refuses_ever_more_models_of_a_family_is_out_for_it() {
+    let opus = Org::new("a").family(&Family::new("opus"));
+    for model in 0..63 {
+        opus.put_model_out(&format!("claude-opus-{model}"));
+        assert!(!opus.is_out());
+    }
+    opus.put_model_out("claude-opus-63");
+    assert_eq!(opus.out_reason(), Some(OutReason::Forbidden));
 }
 
 #[tokio::test(start_paused = true)]

@@ -287,9 +287,10 @@ fn it_is_said_once_with_both_names_and_no_id() {
 /// What ends the first key, and whether that is for every family.
 type Blow = (&'static str, fn(&Desk, &Members));
 
-const BLOWS: [Blow; 6] = [
+const BLOWS: [Blow; 7] = [
     ("out", |desk, _| desk.org("a").put_out(OutReason::OutOfQuota)),
     ("out for this family", |desk, _| desk.org("a").put_family_out(OutReason::Unauthorised)),
+    ("out for a model", |desk, _| desk.org("a").family(&Family::default()).put_model_out("m")),
     ("disabled", |_, members| members.disable("a").unwrap()),
     ("drained", |_, members| drop(members.drain("a").unwrap())),
     ("removed", |_, members| drop(members.remove("a").unwrap())),

@@ -338,6 +338,9 @@ fn row(board: &Snapshot, pace: Option<&Pace>, now: Instant) -> String {
     if let Some(quota) = board.binds() {
         let _ = write!(text, ", {} {:.0} % left", words::short(quota.resource), quota.headroom() * 100.0);
     }
+    if let Some(why) = words::refused(&board.refused_models) {
+        let _ = write!(text, ", {why}");
+    }
     text
 }
 

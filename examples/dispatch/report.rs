@@ -132,7 +132,7 @@ pub(crate) struct OrgReport {
     tokens: Tokens,
     /// In dollars, of the models that have a price; `null` where none that was used has.
     cost_usd: Option<f64>,
-    /// Why it is out, if it is: as a whole, or for some model family.
+    /// Why it is out, if it is: as a whole, or for some model family or model.
     out: Option<String>,
     /// Which org serves in its place, if it is a spare: two keys of one organisation are one quota.
     spare_of: Option<String>,
@@ -198,7 +198,7 @@ impl FamilyReport {
             headroom: round(board.headroom, 3),
             binds: board.binds().map(|quota| words::resource(quota.resource)),
             quota: board.quota.iter().map(QuotaReport::new).collect(),
-            out: board.out.as_ref().map(ToString::to_string),
+            out: board.out.as_ref().map(ToString::to_string).or_else(|| words::refused(&board.refused_models)),
         })
     }
 
@@ -565,7 +565,12 @@ impl OrgReport {
             latency_ms: Latency::from(&tally.latency),
             tokens: spent.tokens,
             cost_usd: spent.cost.map(|cost| round(cost, 6)),
-            out: org.families().iter().find_map(Org::out_reason).map(|out| out.to_string()),
+            out: org
+                .families()
+                .iter()
+                .find_map(Org::out_reason)
+                .map(|out| out.to_string())
+                .or_else(|| words::refused(&org.refused_models())),
             spare_of: org.spare_of().map(|first| first.to_string()),
             families,
         }

@@ -1,6 +1,13 @@
 //! How amounts and quotas are put into words.
 
+use std::sync::Arc;
+
 use tower_quota::dialect::Resource;
+
+/// The models that an org is not asked for, if there are any.
+pub(crate) fn refused(models: &[Arc<str>]) -> Option<String> {
+    (!models.is_empty()).then(|| format!("its key is not allowed {}", models.join(", ")))
+}
 
 /// `1 request`, `2 requests`.
 pub(crate) fn count(n: u64, one: &str) -> String {

@@ -16,7 +16,7 @@ use tower_service::Service;
 use super::{
     member::{Asked, Member, Seat},
     pick::{Ranked, Tier, pick},
-    queue::Queue,
+    queue::{Model, Queue},
     roster::Roster,
 };
 use crate::{
@@ -69,7 +69,7 @@ impl<M> Fleet<M> {
         }
     }
 
-    /// Whether a waiter has reason to look: somebody may be ready, or nobody ever will be.
+    /// Whether somebody who waits has reason to look: a member may be ready, or none ever will be.
     fn has_news(&self) -> bool {
         self.members.iter().any(|member| member.is_open()) || self.none_left()
     }
@@ -79,19 +79,44 @@ impl<M> Fleet<M> {
         self.members.iter().all(|member| member.org.is_out())
     }
 
+    /// The same for whoever waits for this model.
+    fn has_news_for(&self, model: Option<&str>) -> bool {
+        self.members.iter().any(|member| member.is_open() && member.allows(model)) || self.none_left_for(model)
+    }
+
+    /// Whether nobody is left who may be asked for this model.
+    fn none_left_for(&self, model: Option<&str>) -> bool {
+        self.members.iter().all(|member| member.org.is_out() || !member.allows(model))
+    }
+
+    fn refuses_any(&self) -> bool {
+        self.members.iter().any(|member| member.org.refuses_any())
+    }
+
     /// After a change of who takes calls, by somebody who is not in line: calls whoever has reason to look.
     pub(crate) fn tell(&self) {
-        if self.none_left() {
+        // Where some refuse a model, whoever has gone may have been the last who does not.
+        if self.none_left() || self.refuses_any() {
             self.queue.call(usize::MAX);
         } else if self.has_news() {
             self.queue.call(1);
         }
     }
 
+    /// Somebody may be ready: calls who is next of those who may have them, and was not called before; those who were may not come.
+    fn call_next(&self) {
+        if !self.refuses_any() {
+            return self.queue.call(1);
+        }
+        let open = self.members.iter().filter(|member| member.is_open());
+        self.queue.call_for_models(&open.map(|member| member.org.refused_models()).collect::<Vec<_>>());
+    }
+
     /// Gives the request to a ready member of those that are asked, if there is one: the best tier is asked first.
     fn ask<Req>(
         &self,
         asks: impl Fn(&Member<M>) -> bool,
+        model: Option<&str>,
         memory: Option<&CallMemory>,
         slot: &mut Option<Req>,
     ) -> Option<Bound<M, M::Future, M::Error>>
@@ -103,12 +128,13 @@ impl<M> Fleet<M> {
         let health = |member: &Member<M>| member.org.health_at(|| *now);
         let failures = |member: &Member<M>| memory.map_or(0, |memory| memory.failures_of(&member.org));
         let best_untried = LazyCell::new(|| {
-            let untried = self.members.iter().filter(|member| member.serves() && failures(member) == 0);
+            let may_serve = |member: &Member<M>| member.serves() && member.allows(model);
+            let untried = self.members.iter().filter(|member| may_serve(member) && failures(member) == 0);
             untried.map(|member| health(member)).reduce(f64::max)
         });
         let mut open = Ranked::of(self.members.len(), |i| {
             let member = &self.members[i];
-            asks(member).then(|| Tier::of(health(member), failures(member), || *best_untried))
+            (asks(member) && member.allows(model)).then(|| Tier::of(health(member), failures(member), || *best_untried))
         });
         while let Some(picked) = pick(open.best(), |i| self.members[i].org.load_at(|| *now)) {
             let member = &self.members[picked];
@@ -132,6 +158,7 @@ impl<M> Fleet<M> {
     fn try_bind<Req>(
         &self,
         is_its_turn: bool,
+        model: Option<&str>,
         memory: Option<&CallMemory>,
         slot: &mut Option<Req>,
     ) -> Option<Bound<M, M::Future, M::Error>>
@@ -140,8 +167,8 @@ impl<M> Fleet<M> {
     {
         match is_its_turn {
             false if self.queue.has_uncalled() => None,
-            false if !self.queue.is_empty() => self.ask(Member::is_plentiful, memory, slot),
-            _ => self.ask(Member::is_open, memory, slot),
+            false if !self.queue.is_empty() => self.ask(Member::is_plentiful, model, memory, slot),
+            _ => self.ask(Member::is_open, model, memory, slot),
         }
     }
 
@@ -156,26 +183,32 @@ impl<M> Fleet<M> {
     where
         M: Service<Req> + Clone,
     {
+        let wanted = place.model.clone();
+        let model = wanted.as_deref();
         // Twice: once as one comes, once more when written into the line, so that no bell rings unheard between.
         for _ in 0..2 {
-            if self.none_left() {
+            if self.none_left_for(model) {
                 // Whoever's turn it is.
                 place.give_up(self);
-                return Poll::Ready(Bound::NoneLeft(NoOrgLeft::of(self.members.iter().map(|member| &member.org))));
+                let orgs = self.members.iter().map(|member| &member.org);
+                return Poll::Ready(Bound::NoneLeft(NoOrgLeft::of(orgs, model)));
             }
             if place.ticket.is_none_or(|ticket| self.queue.may_try_or_waits(ticket, cx.waker())) {
-                if let Some(bound) = self.try_bind(place.ticket.is_some(), memory, slot) {
+                if let Some(bound) = self.try_bind(place.ticket.is_some(), model, memory, slot) {
                     self.bound(place, &bound);
                     return Poll::Ready(bound);
                 }
-                self.queue.wait(&mut place.ticket, place.age, cx.waker());
+                self.queue.wait(&mut place.ticket, place.age, &wanted, cx.waker());
             }
-            if !self.has_news() {
-                return Poll::Pending;
+            if !self.has_news_for(model) {
+                break;
             }
         }
-        // Somebody is open and it is another's turn, who may have been called and not come: the call is passed on.
-        self.queue.call(1);
+        if self.has_news() {
+            // Somebody is open, and it is another's turn, who may have been called and not come, or they may not be asked for this
+            // model: the call is passed on.
+            self.call_next();
+        }
         Poll::Pending
     }
 
@@ -211,8 +244,7 @@ impl<M> Fleet<M> {
             }
         }
         if !self.queue.is_empty() && self.has_news() {
-            // One who was not called before: those who were may not come.
-            self.queue.call(1);
+            self.call_next();
         }
     }
 }
@@ -221,13 +253,19 @@ impl<M> Fleet<M> {
 pub(crate) struct Place<M> {
     ticket: Option<Ticket>,
     age: u64,
+    model: Model,
     // Only the pointer's type is needed; the fleet is passed in.
     fleet: std::marker::PhantomData<fn() -> M>,
 }
 
 impl<M> Place<M> {
-    pub(crate) fn new(age: u64) -> Self {
-        Place { ticket: None, age, fleet: std::marker::PhantomData }
+    pub(crate) fn new(age: u64, model: Model) -> Self {
+        Place { ticket: None, age, model, fleet: std::marker::PhantomData }
+    }
+
+    /// The model that the call is for.
+    pub(crate) fn take_model(&mut self) -> Model {
+        self.model.take()
     }
 
     /// Gives the place up, if it has one, and calls whoever is next.
@@ -242,7 +280,7 @@ impl<M> Place<M> {
     }
 }
 
-/// No org is left to ask: all are out or were removed, and none comes back by itself. The source of an error of class
+/// No org is left to ask: all are out, or out for this model, or were removed, and none comes back by itself. The source of an error of class
 /// [`NoOrg`](crate::outcome::Class::NoOrg).
 #[derive(Clone, Debug)]
 pub struct NoOrgLeft {
@@ -250,11 +288,14 @@ pub struct NoOrgLeft {
 }
 
 impl NoOrgLeft {
-    fn of<'a>(orgs: impl Iterator<Item = &'a Org>) -> Self {
-        NoOrgLeft { orgs: orgs.map(|org| (org.shared_name(), org.out_reason())).collect() }
+    fn of<'a>(orgs: impl Iterator<Item = &'a Org>, model: Option<&str>) -> Self {
+        let refused =
+            |org: &Org| model.filter(|_| org.refuses(model)).map(|model| OutReason::ForbiddenModel(model.into()));
+        let why = |org: &Org| org.out_reason().or_else(|| refused(org));
+        NoOrgLeft { orgs: orgs.map(|org| (org.shared_name(), why(org))).collect() }
     }
 
-    /// Each org's name, and why it is out.
+    /// Each org's name, and why it is out; the model that it refuses, if it is out for that alone.
     pub fn reasons(&self) -> impl Iterator<Item = (&str, &OutReason)> {
         self.orgs.iter().filter_map(|(name, reason)| Some((&**name, reason.as_ref()?)))
     }

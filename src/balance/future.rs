@@ -13,6 +13,7 @@ use tower_service::Service;
 use super::{
     fleet::{Bound, Fleet, Place},
     member::Seat,
+    queue::Model,
     table::Counted,
 };
 use crate::{
@@ -40,7 +41,7 @@ pin_project! {
         M: Clone,
     {
         Unbound { search: Search<M, Req> },
-        Calling { #[pin] future: F, seat: Seat<M>, memory: Option<CallMemory> },
+        Calling { #[pin] future: F, seat: Seat<M>, model: Model, memory: Option<CallMemory> },
         Done,
     }
 }
@@ -68,11 +69,12 @@ where
     pub(super) fn new(
         fleet: Arc<Fleet<M>>,
         age: u64,
+        model: Model,
         request: Req,
         memory: Option<CallMemory>,
         counted: Option<Counted>,
     ) -> Self {
-        let search = Search { fleet, place: Place::new(age), request: Some(request), memory, _counted: counted };
+        let search = Search { fleet, place: Place::new(age, model), request: Some(request), memory, _counted: counted };
         BalanceFuture { state: State::Unbound { search } }
     }
 }
@@ -91,17 +93,17 @@ where
                 StateProj::Unbound { search } => {
                     let Search { fleet, place, request, memory, .. } = search;
                     let bound = ready!(Fleet::poll_bind_latest(fleet, cx, place, memory.as_ref(), request));
-                    let memory = memory.take();
+                    let (memory, model) = (memory.take(), place.take_model());
                     match bound {
                         Bound::Called(future, seat) => {
                             if let Some(memory) = &memory {
                                 memory.set_bound(true);
                             }
-                            this.state.set(State::Calling { future, seat, memory });
+                            this.state.set(State::Calling { future, seat, model, memory });
                         }
                         Bound::Failed(error, org) => {
                             this.state.set(State::Done);
-                            return Poll::Ready(Err(signed(error.into(), &org, memory.as_ref())));
+                            return Poll::Ready(Err(signed(error.into(), &org, model.as_deref(), memory.as_ref())));
                         }
                         Bound::NoneLeft(none_left) => {
                             this.state.set(State::Done);
@@ -109,16 +111,16 @@ where
                         }
                     }
                 }
-                StateProj::Calling { future, seat, memory } => {
+                StateProj::Calling { future, seat, model, memory } => {
                     let result = ready!(future.poll(cx));
-                    let (org, memory) = (seat.org().clone(), memory.take());
+                    let (org, model, memory) = (seat.org().clone(), model.take(), memory.take());
                     this.state.set(State::Done);
                     return Poll::Ready(match result {
                         Ok(mut response) => {
-                            sign(&mut response, org, memory.as_ref());
+                            sign(&mut response, org, model.as_deref(), memory.as_ref());
                             Ok(response)
                         }
-                        Err(error) => Err(signed(error.into(), &org, memory.as_ref())),
+                        Err(error) => Err(signed(error.into(), &org, model.as_deref(), memory.as_ref())),
                     });
                 }
                 StateProj::Done => panic!("polled after completion"),
@@ -128,9 +130,9 @@ where
 }
 
 /// Writes into the answer who served it, and into the call's memory who did not.
-fn sign<RB>(response: &mut Response<RB>, org: Org, memory: Option<&CallMemory>) {
+fn sign<RB>(response: &mut Response<RB>, org: Org, model: Option<&str>, memory: Option<&CallMemory>) {
     let write = |stamp: &mut Stamp| {
-        stamp.held_below = stamp.outcome.class != Class::Ok && org.is_held();
+        stamp.held_below = stamp.outcome.class != Class::Ok && is_held(&org, model);
         if let (Some(memory), true) = (memory, stamp.outcome.class != Class::Ok) {
             memory.write_tried(&org, stamp.outcome.class);
         }
@@ -144,13 +146,18 @@ fn sign<RB>(response: &mut Response<RB>, org: Org, memory: Option<&CallMemory>) 
     response.extensions_mut().insert(stamp);
 }
 
-fn signed(error: BoxError, org: &Org, memory: Option<&CallMemory>) -> Error {
+/// Whether the org does not admit a call for this model for now, or at all.
+fn is_held(org: &Org, model: Option<&str>) -> bool {
+    org.is_held() || org.refuses(model)
+}
+
+fn signed(error: BoxError, org: &Org, model: Option<&str>, memory: Option<&CallMemory>) -> Error {
     let mut error = Error::from_box(error);
     if let Some(memory) = memory {
         memory.write_tried(org, error.class());
     }
     let stamp = error.stamp_mut();
-    stamp.held_below = org.is_held();
+    stamp.held_below = is_held(org, model);
     stamp.org = Some(org.clone());
     error
 }

@@ -61,6 +61,18 @@ struct Bell {
     /// woken from within.
     busy: AtomicBool,
     queue: Arc<Queue>,
+    org: Org,
+}
+
+impl Bell {
+    /// Calls who is next of those who may have what there may be.
+    fn call(&self) {
+        if self.org.refuses_any() {
+            self.queue.call_for_models(&[self.org.refused_models()]);
+        } else {
+            self.queue.call(1);
+        }
+    }
 }
 
 impl Wake for Bell {
@@ -74,12 +86,12 @@ impl Wake for Bell {
         self.owed.store(true, SeqCst);
         self.pending.store(false, SeqCst);
         if !self.busy.load(SeqCst) {
-            self.queue.call(1);
+            self.call();
         }
     }
 }
 
-/// Rung when the org is put out, or brought back. It may have been the last one, and then nothing will happen any more that
+/// Rung when the org is put out, or brought back, for whatever models. It may have been the last one, and then nothing will happen any more that
 /// would call those who are not called now: so all are.
 struct Knell(Arc<Bell>);
 
@@ -124,6 +136,7 @@ impl<M> Member<M> {
             generation: AtomicU64::new(0),
             busy: AtomicBool::new(false),
             queue: queue.clone(),
+            org: org.clone(),
         });
         let waker = Waker::from(bell.clone());
         let knell = Waker::from(Arc::new(Knell(bell.clone())));
@@ -157,6 +170,11 @@ impl<M> Member<M> {
     /// Whether it may have a slot, now or later: not closed, not out.
     pub(crate) fn serves(&self) -> bool {
         self.takes_calls() && !self.org.is_out()
+    }
+
+    /// Whether it may be asked for this model at all.
+    pub(crate) fn allows(&self, model: Option<&str>) -> bool {
+        !self.org.refuses(model)
     }
 
     /// Whether it is worth asking: not closed, not out, and not known to be pending.

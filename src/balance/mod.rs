@@ -16,8 +16,8 @@
 //! - The line is ordered by age. A retried call keeps its place through its [`CallMemory`](crate::call::CallMemory) and does
 //!   not wait to be let in again.
 //! - The answer's [`Stamp`](crate::outcome::Stamp), or the [`Error`](crate::outcome::Error), says which org served.
-//! - The calls of an org that is out go to its siblings: [`health`](crate::health) puts it out when its key is refused. When none is
-//!   left, every call fails at once with [`NoOrgLeft`].
+//! - The calls of an org that is out go to its siblings: [`health`](crate::health) puts it out when its key is refused, and for one
+//!   [model](crate::org::Family::model) when that is. When none is left for a call, it fails at once with [`NoOrgLeft`].
 //! - Orgs join, go, are disabled and drained while calls run: see [below](#live-control).
 //! - Two keys of one organisation are one quota: one serves, the other is a [spare](#spares).
 //!
@@ -99,7 +99,8 @@
 //!
 //! - Of the members of one id that are neither out nor disabled exactly one serves. It is the one that does already; if that is
 //!   out, disabled, drained or removed, or names another id, the next one in the order in which their ids were known takes over,
-//!   at once: whoever waits is woken. A key that is refused for one family alone (403) is replaced for that family.
+//!   at once: whoever waits is woken. A key that is refused for one family or one of its models alone (403) is replaced for that family,
+//!   if another is allowed more; where each is refused another model, both serve.
 //! - Whoever is brought back, enabled or added while another serves is the spare of that one. To change over, disable the
 //!   one that serves.
 //! - When all are out, calls fail as ever with [`NoOrgLeft`]; the first to be brought back serves.

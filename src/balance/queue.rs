@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
     task::Waker,
@@ -10,21 +10,24 @@ use std::{
 
 use crate::line::{Line, Ticket};
 
+/// The model that is asked for, where it is known.
+pub(crate) type Model = Option<Arc<str>>;
+
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    line: Mutex<Line>,
+    line: Mutex<Line<Model>>,
     len: AtomicUsize,
     uncalled: AtomicUsize,
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, Line> {
+    fn lock(&self) -> MutexGuard<'_, Line<Model>> {
         // No user's code runs under this lock.
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes down what can be read without the lock.
-    fn note(&self, line: &Line) {
+    fn note(&self, line: &Line<Model>) {
         self.len.store(line.len(), SeqCst);
         self.uncalled.store(line.uncalled(), SeqCst);
     }
@@ -48,7 +51,7 @@ impl Queue {
         if line.may_try(Some(ticket)) {
             return true;
         }
-        let old_waker = line.wait(&mut Some(ticket), 0, waker);
+        let old_waker = line.wait_for(&mut Some(ticket), 0, || None, waker);
         self.note(&line);
         drop(line);
         drop(old_waker);
@@ -56,9 +59,9 @@ impl Queue {
     }
 
     /// Takes or keeps a place.
-    pub(crate) fn wait(&self, ticket: &mut Option<Ticket>, age: u64, waker: &Waker) {
+    pub(crate) fn wait(&self, ticket: &mut Option<Ticket>, age: u64, model: &Model, waker: &Waker) {
         let mut line = self.lock();
-        let old_waker = line.wait(ticket, age, waker);
+        let old_waker = line.wait_for(ticket, age, || model.clone(), waker);
         self.note(&line);
         drop(line);
         drop(old_waker);
@@ -82,6 +85,21 @@ impl Queue {
         }
         let mut line = self.lock();
         let calls = line.call_for(1, at_least);
+        self.note(&line);
+        drop(line);
+        calls.wake();
+    }
+
+    /// The same with one at least, of those for whom there may be something: whose model is not refused by each of these members, of
+    /// whom this is what they refuse.
+    pub(crate) fn call_for_models(&self, refused: &[Vec<Arc<str>>]) {
+        if !self.has_uncalled() {
+            return;
+        }
+        let may =
+            |model: &Model| refused.iter().any(|refused| model.as_ref().is_none_or(|model| !refused.contains(model)));
+        let mut line = self.lock();
+        let calls = line.call_where(1, 1, may);
         self.note(&line);
         drop(line);
         calls.wake();

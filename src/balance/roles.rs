@@ -1,5 +1,7 @@
 //! Which of several keys of one organisation serves a model family, and which are spares. Pure.
 
+use std::sync::Arc;
+
 /// What is known of a member of a family's fleet.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Key<'a> {
@@ -11,6 +13,8 @@ pub(super) struct Key<'a> {
     pub(super) closed: bool,
     /// Its key is refused, its credit used up.
     pub(super) out: bool,
+    /// Models that its key is not allowed.
+    pub(super) refused: Vec<Arc<str>>,
     /// It takes calls now.
     pub(super) serves: bool,
 }
@@ -25,9 +29,11 @@ pub(super) enum Role {
     Closed,
 }
 
-/// What each is to be. Of those that share an id one serves: whoever does already and is alive, else whoever is alive, of
-/// these the one whose id was known first. So whoever comes back while another serves is that one's spare, and no two serve
+/// What each is to be. Of those that share an id one serves: whoever is alive, of these whoever is allowed the most models, of these
+/// whoever does already, of these the one whose id was known first. So whoever comes back while another serves is that one's spare, and no two serve
 /// even while this is looked up.
+///
+/// Whoever else is allowed a model that this one is not serves too: else nobody would be asked for it.
 ///
 /// Where none is alive the last one that was stays in its place; whichever comes back first gets it.
 pub(super) fn roles(keys: &[Key<'_>]) -> Vec<Role> {
@@ -38,12 +44,19 @@ pub(super) fn roles(keys: &[Key<'_>]) -> Vec<Role> {
         if key.id.is_none() {
             return Role::Serves;
         }
-        let alike = keys.iter().enumerate().filter(|(_, other)| other.id == key.id && !other.closed);
-        let first = alike.min_by_key(|(_, other)| (other.out, !other.serves, other.rank));
-        match first {
-            Some((first, _)) if first != at => Role::SpareOf(first),
-            _ => Role::Serves,
+        let alike = || keys.iter().enumerate().filter(|(_, other)| other.id == key.id && !other.closed);
+        let first = alike().min_by_key(|(_, other)| (other.out, other.refused.len(), !other.serves, other.rank));
+        let Some((first, serving)) = first.filter(|(first, _)| *first != at) else { return Role::Serves };
+        // What nobody is asked for of those who serve so far.
+        let mut lacking = serving.refused.clone();
+        for (other_at, other) in alike().filter(|(other_at, other)| *other_at != first && !other.out) {
+            let before = lacking.len();
+            lacking.retain(|model| other.refused.contains(model));
+            if other_at == at && lacking.len() < before {
+                return Role::Serves;
+            }
         }
+        Role::SpareOf(first)
     };
     keys.iter().enumerate().map(|(at, key)| role(key, at)).collect()
 }
@@ -102,7 +115,68 @@ mod tests {
         }
     }
 
+    #[test]
+    fn whoever_is_allowed_more_models_serves_and_whoever_is_allowed_one_that_it_is_not_serves_too() {
+        let refuses = |key: Key<'static>, models: &[&str]| Key {
+            refused: models.iter().map(|model| Arc::from(*model)).collect(),
+            ..key
+        };
+        for (row, keys, expected) in [
+            ("it refuses one", vec![refuses(serves("x", 0), &["m"]), key("x", 1)], vec![SpareOf(1), Serves]),
+            (
+                "so does the spare",
+                vec![refuses(serves("x", 0), &["m"]), refuses(key("x", 1), &["m"])],
+                vec![Serves, SpareOf(0)],
+            ),
+            ("another", vec![refuses(serves("x", 0), &["m"]), refuses(key("x", 1), &["n"])], vec![Serves, Serves]),
+            (
+                "a third is not needed",
+                vec![refuses(serves("x", 0), &["m"]), refuses(key("x", 1), &["n"]), refuses(key("x", 2), &["n"])],
+                vec![Serves, Serves, SpareOf(0)],
+            ),
+            (
+                "a dead one serves nobody",
+                vec![refuses(serves("x", 0), &["m"]), out(key("x", 1))],
+                vec![Serves, SpareOf(0)],
+            ),
+            ("nor a disabled one", vec![refuses(serves("x", 0), &["m"]), closed(key("x", 1))], vec![Serves, Closed]),
+            ("alone", vec![refuses(serves("x", 0), &["m"])], vec![Serves]),
+        ] {
+            assert_eq!(roles(&keys), expected, "{row}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn no_model_is_refused_by_all_who_serve_that_one_who_is_alive_allows(
+            keys in proptest::collection::vec((any::<(bool, bool)>(), 0..8u8), 0..6),
+        ) {
+            let models = ["m", "n", "o"];
+            let mut keys: Vec<_> = keys
+                .iter()
+                .enumerate()
+                .map(|(rank, ((out, serves), refused))| Key {
+                    out: *out,
+                    serves: *serves,
+                    refused: (0..3).filter(|bit| refused >> bit & 1 == 1).map(|bit| Arc::from(models[bit])).collect(),
+                    ..key("x", rank as u64)
+                })
+                .collect();
+            for _ in 0..2 {
+                let found = roles(&keys);
+                for model in models {
+                    let allows = |key: &Key<'_>| !key.out && !key.refused.contains(&Arc::from(model));
+                    let is_served = keys.iter().zip(&found).any(|(key, role)| *role == Serves && allows(key));
+                    prop_assert_eq!(is_served, keys.iter().any(allows), "{}", model);
+                }
+                // Where all are allowed alike one serves.
+                if keys.iter().filter(|key| !key.out).all(|key| key.refused == keys[0].refused) && !keys.is_empty() && !keys[0].out {
+                    prop_assert_eq!(found.iter().filter(|role| **role == Serves).count(), 1);
+                }
+                keys.iter_mut().zip(&found).for_each(|(key, role)| key.serves = *role == Serves);
+            }
+        }
+
         #[test]
         fn of_whoever_is_alive_exactly_one_serves_and_what_is_settled_stays(
             keys in proptest::collection::vec((0..4usize, any::<(bool, bool, bool)>()), 0..8),
@@ -111,6 +185,7 @@ mod tests {
                 .iter()
                 .enumerate()
                 .map(|(rank, (id, (closed, out, serves)))| Key {
+                    refused: vec![],
                     id: [None, Some("x"), Some("y"), Some("z")][*id],
                     rank: rank as u64,
                     closed: *closed,

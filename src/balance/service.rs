@@ -82,7 +82,8 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let fleet = self.fleet(request.extensions().get::<Family>());
+        let family = request.extensions().get::<Family>();
+        let (fleet, model) = (self.fleet(family), family.and_then(Family::shared_model));
         let memory = request.extensions().get::<CallMemory>().cloned();
         let retried = memory.as_ref().is_some_and(CallMemory::was_called);
         let age = match &memory {
@@ -94,7 +95,7 @@ where
         }
         self.last = memory.clone();
         let counted = (!retried).then(|| self.table.unbound.count());
-        BalanceFuture::new(fleet, age, request, memory, counted)
+        BalanceFuture::new(fleet, age, model, request, memory, counted)
     }
 }
 

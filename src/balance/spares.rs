@@ -175,6 +175,7 @@ impl Enrolled {
             rank: self.rank,
             closed: self.closed,
             out: member.org.is_out(),
+            refused: member.org.refused_models(),
             serves: member.takes_calls(),
         }
     }

@@ -174,7 +174,7 @@ impl Unbound {
         if place.ticket.is_none() {
             place.unbound = Some(self.clone());
         }
-        self.queue.wait(&mut place.ticket, 0, cx.waker());
+        self.queue.wait(&mut place.ticket, 0, &None, cx.waker());
         // Once more, now that whoever makes room would see us.
         if self.has_room() {
             place.leave();

@@ -153,7 +153,7 @@ impl BatchBuilder {
     }
 
     /// How the answer to a row is read: as the direct path's is, so give it the same. Default: [`JudgeLayer::new`]. It is gathered in any
-    /// case, and each org's key is scrubbed.
+    /// case, and the keys of all orgs are scrubbed.
     pub fn judge(mut self, judge: JudgeLayer) -> Self {
         self.judge = judge;
         self
@@ -199,7 +199,8 @@ impl BatchBuilder {
         for org in &self.orgs {
             OrgAuthLayer::new(org)?;
         }
-        self.open_with(client, |org, client| member(org, client).expect("it was checked a moment ago")).await
+        let orgs = self.orgs.clone();
+        self.open_with(client, |org, client| member(org, &orgs, client).expect("it was checked a moment ago")).await
     }
 
     /// The same with a service of its own for each org, made of a clone of `client`. It takes requests relative to the org's base URL,
@@ -222,11 +223,12 @@ impl BatchBuilder {
         CB::Error: Into<BoxError>,
     {
         self.check()?;
+        let judge = self.orgs.iter().fold(self.judge.clone().gather(Gather::Whole), JudgeLayer::scrub);
         let line = |org: &Org| Line {
             org: org.clone(),
             name: org.name().into(),
             wire: Box::new(Member::new(member(org, client.clone()), self.timeout)) as Box<dyn Wire>,
-            judge: self.judge.clone().gather(Gather::Whole).scrub(org),
+            judge: judge.clone(),
         };
         let lines: Vec<_> = self.orgs.iter().map(line).collect();
         drop(client);
@@ -309,15 +311,16 @@ impl BatchBuilder {
     }
 }
 
-/// The ready-made service of one org for calls about batches: its key, what answers mean, and its limits.
+/// The ready-made service of one of these orgs for calls about batches: its key, what answers mean, and its limits.
 ///
 /// # Errors
 /// If its base URL or credential cannot go into a request.
-fn member<C: Clone>(org: &Org, client: C) -> Result<stack::Member<C>, BuildError> {
+fn member<C: Clone>(org: &Org, orgs: &Orgs, client: C) -> Result<stack::Member<C>, BuildError> {
     let auth = OrgAuthLayer::new(org)?.layer(client);
     let org = org.family(&Family::new("batches"));
     // Successes are read as they come: results may be larger than what a judge gathers, and a batch has an `error` that is none.
-    let judged = JudgeLayer::new().gather(Gather::ErrorsOnly).scrub(&org).layer(auth);
+    let judge = orgs.iter().fold(JudgeLayer::new().gather(Gather::ErrorsOnly), JudgeLayer::scrub);
+    let judged = judge.layer(auth);
     let limited = AimdLimitLayer::new(&org).classify(Stamped).layer(QuotaHeaderLayer::new(&org).layer(judged));
     Ok(OrgHealthLayer::new(&org).classify(Stamped).layer(limited))
 }

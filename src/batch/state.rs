@@ -28,7 +28,7 @@ use super::{
 use crate::{
     journal::{Key, KeyHeaders},
     judge::JudgeLayer,
-    org::Org,
+    org::{Family, Org, OutReason},
     outcome::Class,
 };
 
@@ -42,6 +42,24 @@ pub(super) struct Line {
     pub(super) wire: Box<dyn Wire>,
     /// Says of a row's answer what it means.
     pub(super) judge: JudgeLayer,
+}
+
+impl Line {
+    /// Whether the org is out for the model of these rows.
+    fn refuses(&self, group: &Group) -> bool {
+        if !self.org.refuses_any() {
+            return false;
+        }
+        let model = group.model().map(Family::of_model);
+        self.org.refuses(model.as_ref().and_then(Family::model))
+    }
+
+    /// A row was refused for its model.
+    pub(super) fn is_refused(&self, group: &Group) {
+        if let Some(model) = group.model() {
+            self.org.family(group.family()).put_model_out(model);
+        }
+    }
 }
 
 /// What all clones share.
@@ -318,11 +336,11 @@ impl Shared {
     }
 
     /// Rows of a batch that go into the next one.
-    pub(super) fn regather(self: &Arc<Self>, token: Token, group: &Group, rows: Vec<Gathered>) {
+    pub(super) fn regather(self: &Arc<Self>, token: Token, rows: Vec<(Group, Gathered)>) {
         let mut state = self.lock();
-        for gathered in rows {
+        for (group, gathered) in rows {
             if state.free(token, gathered.key) {
-                state.gather(group.clone(), gathered, self.most);
+                state.gather(group, gathered, self.most);
             }
         }
         drop(state);
@@ -394,26 +412,37 @@ impl Shared {
             let is_live = |(line, places): (&Line, &Places)| places.out.is_none() && !line.org.is_out();
             let live: Vec<_> = self.lines.iter().zip(&state.orgs).map(is_live).collect();
             if state.closing.is_some() || !live.contains(&true) {
-                let failure = match state.closing {
-                    Some(_) => BatchFailure::Closed(None),
-                    None => BatchFailure::NoOrg { orgs: self.outs(&state) },
-                };
-                while let Some(chunk) = state.any_chunk() {
-                    for row in chunk.rows {
-                        wakes.0.extend(state.end(row.key, None, End::Back(failure.clone(), Some(row.body))).1);
-                    }
+                while let Some(chunk) = state.any_chunk(|_| true) {
+                    let failure = match state.closing {
+                        Some(_) => BatchFailure::Closed(None),
+                        None => BatchFailure::NoOrg { orgs: self.outs(&state, &chunk.group) },
+                    };
+                    wakes.0.extend(state.give_back(chunk, &failure));
                 }
                 break;
             }
+            let refusing = self.lines.iter().any(|line| line.org.refuses_any());
+            let nobodys = |group: &Group| {
+                refusing && self.lines.iter().zip(&live).all(|(line, live)| !live || line.refuses(group))
+            };
+            while let Some(chunk) = state.any_chunk(nobodys) {
+                let failure = BatchFailure::NoOrg { orgs: self.outs(&state, &chunk.group) };
+                wakes.0.extend(state.give_back(chunk, &failure));
+            }
             let free = |at: &usize| live[*at] && state.orgs[*at].is_free(self.in_flight, now);
             let count = live.len();
-            let Some(org) = (0..count).map(|step| (state.next_org + step) % count).find(free) else {
+            let free: Vec<_> = (0..count).map(|step| (state.next_org + step) % count).filter(free).collect();
+            if free.is_empty() {
                 state.idle_since = None;
                 break;
-            };
-            let free = *state.idle_since.get_or_insert(now);
-            let Some(mut chunk) = state.next_chunk(self.linger, free, now) else {
-                lingers = state.times(self.linger, free);
+            }
+            let since = *state.idle_since.get_or_insert(now);
+            let mut given = free.into_iter().filter_map(|org| {
+                let may = |group: &Group| !self.lines[org].refuses(group);
+                Some((org, state.next_chunk(self.linger, since, now, may)?))
+            });
+            let Some((org, mut chunk)) = given.next() else {
+                lingers = state.times(self.linger, since);
                 break;
             };
             chunk.rows.retain(|gathered| state.is_wanted(gathered.key));
@@ -439,11 +468,14 @@ impl Shared {
         }
     }
 
-    fn outs(&self, state: &State) -> Vec<(Arc<str>, Arc<str>)> {
+    /// Why no org takes these rows.
+    fn outs(&self, state: &State, group: &Group) -> Vec<(Arc<str>, Arc<str>)> {
         let why = |(line, places): (&Line, &Places)| {
-            let why = match places.out {
-                Some(class) => class.name().into(),
-                None => line.org.snapshot().out.map_or_else(|| "out".into(), |out| format!("{out:?}").into()),
+            let refused = group.model().filter(|_| line.refuses(group));
+            let why = match (places.out, refused) {
+                (Some(class), _) => class.name().into(),
+                (None, Some(model)) if !line.org.is_out() => OutReason::ForbiddenModel(model.into()).to_string().into(),
+                _ => line.org.snapshot().out.map_or_else(|| "out".into(), |out| format!("{out:?}").into()),
             };
             (line.name.clone(), why)
         };
@@ -651,27 +683,43 @@ impl State {
         }
     }
 
-    /// The next one to go, where an org has had a place since `free`: a full one, else the oldest that has waited long enough.
-    fn next_chunk(&mut self, linger: Duration, free: Instant, now: Instant) -> Option<Chunk> {
-        let full = self.closed.front().map(|chunk| chunk.since);
+    /// The next one to go of those that may, where an org has had a place since `free`: a full one, else the oldest that has waited long
+    /// enough.
+    fn next_chunk(
+        &mut self,
+        linger: Duration,
+        free: Instant,
+        now: Instant,
+        may: impl Fn(&Group) -> bool,
+    ) -> Option<Chunk> {
+        let full = self.closed.iter().position(|chunk| may(&chunk.group));
+        let since = full.map(|at| self.closed[at].since);
         let goes = |open: &Open| {
             let gathering = open.gathering(self.holds, self.unsettled);
-            full.map_or_else(|| gathering.due(linger, free) <= now, |full| gathering.overdue(linger) < full)
+            since.map_or_else(|| gathering.due(linger, free) <= now, |since| gathering.overdue(linger) < since)
         };
-        let first = self.open.iter().filter(|(_, open)| goes(open)).min_by_key(|(_, open)| open.since);
+        let first =
+            self.open.iter().filter(|(group, open)| may(group) && goes(open)).min_by_key(|(_, open)| open.since);
         if let Some(group) = first.map(|(group, _)| group.clone()) {
             let open = self.open.remove(&group)?;
             return Some(Chunk::of(group, open.rows));
         }
-        self.closed.pop_front()
+        self.closed.remove(full?)
     }
 
-    /// Whatever there is.
-    fn any_chunk(&mut self) -> Option<Chunk> {
-        if let Some(group) = self.open.keys().next().cloned() {
+    /// Any that may, however full.
+    fn any_chunk(&mut self, may: impl Fn(&Group) -> bool) -> Option<Chunk> {
+        if let Some(group) = self.open.keys().find(|group| may(group)).cloned() {
             self.close(&group);
         }
-        self.closed.pop_front()
+        let at = self.closed.iter().position(|chunk| may(&chunk.group))?;
+        self.closed.remove(at)
+    }
+
+    /// Nobody takes it: its rows go back to who waits for them. Gives whom to wake.
+    fn give_back(&mut self, chunk: Chunk, failure: &BatchFailure) -> Vec<u64> {
+        let end = |row: Gathered| self.end(row.key, None, End::Back(failure.clone(), Some(row.body))).1;
+        chunk.rows.into_iter().flat_map(end).collect()
     }
 
     /// The chunks that are to be looked at earlier than it is set, and when.

@@ -85,8 +85,9 @@ const DECAY: f64 = 0.9;
 
 /// Opens after so many failures in a row, or at such a rate of failures over a window.
 ///
-/// Open, it cools down for half a second, twice as long each time it opens again, four seconds at most, and up to a fifth more at
-/// random: an org that has recovered is asked within five seconds, so a lone org is never benched for long. What the next
+/// Open, it cools down for half a second, or as long as all calls had failed by then, twice as long each time it opens again, four
+/// seconds at most, and up to a fifth more at random: an org that has recovered is asked within five seconds, so a lone org is never
+/// benched for long. What the next
 /// cooldown would be decays with every success, by a tenth, and is not forgotten at the first.
 ///
 /// ```
@@ -101,6 +102,8 @@ pub struct CircuitBreaker {
     settings: Settings,
     window: Window,
     consecutive: u32,
+    /// Since when all have failed.
+    failing: Option<Instant>,
     /// How long it is open next.
     next: Duration,
 }
@@ -134,13 +137,19 @@ impl CircuitBreaker {
     }
 
     fn of(settings: Settings) -> Self {
-        CircuitBreaker { window: Window::new(settings.window), consecutive: 0, next: settings.first, settings }
+        CircuitBreaker {
+            window: Window::new(settings.window),
+            consecutive: 0,
+            failing: None,
+            next: settings.first,
+            settings,
+        }
     }
 
     fn open(&mut self, now: Instant) -> Instant {
         let lasts = self.next;
         self.next = lasts.saturating_mul(2).min(self.settings.max);
-        self.consecutive = 0;
+        (self.consecutive, self.failing) = (0, None);
         self.window.clear();
         now + lasts.mul_f64(1.0 + SPREAD * fastrand::f64())
     }
@@ -167,7 +176,7 @@ impl fmt::Debug for CircuitBreaker {
 
 impl Breaker for CircuitBreaker {
     fn succeeded(&mut self, calls: u64, since: Instant, now: Instant) {
-        self.consecutive = 0;
+        (self.consecutive, self.failing) = (0, None);
         self.window.succeeded(calls, since, now);
         if self.next > self.settings.first {
             let left = DECAY.powf(calls as f64);
@@ -177,10 +186,16 @@ impl Breaker for CircuitBreaker {
 
     fn failed(&mut self, now: Instant) -> Option<Instant> {
         self.consecutive += 1;
+        let failing = now.saturating_duration_since(*self.failing.get_or_insert(now));
         self.window.failed(now);
         let (failed, calls) = self.window.counts();
         let often = calls >= f64::from(self.settings.min_calls) && failed >= self.settings.rate * calls;
-        (often || self.consecutive >= self.settings.consecutive).then(|| self.open(now))
+        if !often && self.consecutive < self.settings.consecutive {
+            return None;
+        }
+        // Who has failed for so long already is not likely to be back sooner.
+        self.next = self.next.max(failing.min(self.settings.max));
+        Some(self.open(now))
     }
 
     fn probe_failed(&mut self, now: Instant) -> Instant {
@@ -236,7 +251,8 @@ impl CircuitBreakerBuilder {
         self
     }
 
-    /// How long the circuit is open the first time, and at most; up to a fifth is added at random. Longer than zero, at most a
+    /// How long the circuit is open the first time (longer, where calls had failed in a row for longer), and at most; up to a fifth
+    /// is added at random. Longer than zero, at most a
     /// year. Default 500 ms and 4 s.
     #[must_use]
     pub fn cooldown(mut self, first: Duration, max: Duration) -> Self {
@@ -432,6 +448,49 @@ mod tests {
         assert!((3_600 * MS..4_320 * MS).contains(&lasts(&mut breaker)), "one success is little news");
         breaker.succeeded(100, now, now);
         assert!(lasts(&mut breaker) <= 600 * MS, "a hundred are enough");
+    }
+
+    #[test]
+    fn a_circuit_is_open_at_first_for_as_long_as_all_had_failed_before() {
+        // How far apart its five failures in a row come, and whether a success stands before the last five.
+        for (apart, least) in
+            [(0, 500), (100, 500), (125, 500), (250, 1_000), (600, 2_400), (1_000, 4_000), (60_000, 4_000)]
+        {
+            for after_a_success in [false, true] {
+                let mut breaker = CircuitBreaker::default();
+                let mut now = Instant::now();
+                if after_a_success {
+                    (0..4).for_each(|_| assert_eq!(breaker.failed(now), None));
+                    now += 60 * SECOND;
+                    breaker.succeeded(1, now, now);
+                }
+                for _ in 0..4 {
+                    assert_eq!(breaker.failed(now), None, "{apart}");
+                    now += apart * MS;
+                }
+                let lasts = breaker.failed(now).unwrap() - now;
+                assert!((least * MS..=least * MS * 6 / 5).contains(&lasts), "{apart}: {lasts:?}");
+                let again = breaker.probe_failed(now) - now;
+                assert!(again >= (2 * least * MS).min(4 * SECOND), "{apart}: then {again:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn of_a_thousand_processes_no_two_come_back_at_one_instant_and_they_fill_the_fifth() {
+        fastrand::seed(7);
+        let now = Instant::now();
+        for least in [500 * MS, 4 * SECOND] {
+            let breaker = b().cooldown(least, least).build().unwrap();
+            let mut lasted: Vec<_> = (0..1_000).map(|_| breaker.clone().probe_failed(now) - now).collect();
+            lasted.sort();
+            assert!(lasted.windows(2).filter(|pair| pair[0] == pair[1]).count() <= 1, "{least:?}");
+            for tenth in 0..10 {
+                let from = least.mul_f64(1.0 + f64::from(tenth) / 50.0);
+                let here = lasted.iter().filter(|lasted| (from..from + least / 50).contains(lasted)).count();
+                assert!((60..=140).contains(&here), "{here} of a thousand within {tenth} tenths of {least:?}");
+            }
+        }
     }
 
     #[test]

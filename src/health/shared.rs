@@ -30,6 +30,10 @@ const NEAR: f64 = 0.99;
 /// The least after a good probe: it may be asked like others.
 const PROVED: f64 = 0.5;
 
+/// What a failure adds to the penalty: the first since the last success, the second, and any further one. Who has only failed of
+/// late is asked ever more rarely, until its circuit opens; who fails now and then is hardly ever in a second row.
+const PENALTIES: [f64; 3] = [1.0, 2.0, 4.0];
+
 /// No call may pass unasked.
 const SHUT: u64 = 1;
 /// A call failed not long ago: successes are news too.
@@ -51,6 +55,8 @@ pub(crate) struct State {
     /// When those successes were last looked at.
     looked: Instant,
     troubled: bool,
+    /// Failures since the last success.
+    row: u32,
 }
 
 impl State {
@@ -75,6 +81,7 @@ impl State {
         let unseen = self.word.well.swap(0, Relaxed);
         if unseen > 0 {
             self.law.succeeded(unseen, self.looked, now);
+            self.row = 0;
         }
         self.looked = now;
         let parked = date.and_then(|date| self.law.park(call, date, now));
@@ -85,17 +92,20 @@ impl State {
         match made {
             Made::Nothing => {}
             Made::Succeeded => {
+                self.row = 0;
                 self.score(now, better);
                 self.write();
             }
             Made::Failed => {
-                self.org.add_penalty();
+                self.org.add_penalty(PENALTIES[PENALTIES.len().min(self.row as usize + 1) - 1]);
+                self.row = self.row.saturating_add(1);
                 self.score(now, worse);
                 self.write();
             }
             Made::Opened { .. } => {
                 // The circuit keeps calls out, and a penalty would keep out the probe.
                 self.org.lift_penalty();
+                self.row = 0;
                 self.score(now, worse);
                 self.write_circuit();
             }
@@ -173,6 +183,7 @@ impl Shared {
             word: word.clone(),
             looked: Instant::now(),
             troubled: false,
+            row: 0,
         };
         Arc::new(Shared { gate: Gate::new(state), word, org })
     }
@@ -180,18 +191,18 @@ impl Shared {
     /// A pass for the asking, while the circuit is closed.
     pub(super) fn pass(self: &Arc<Self>) -> Option<Pass> {
         let state = self.word.state.load(Acquire);
-        (state & SHUT == 0).then(|| Pass { shared: self.clone(), admitted: Admitted::closed(state >> EPOCH) })
+        (state & SHUT == 0).then(|| self.admitted(Admitted::closed(state >> EPOCH)))
     }
 
     /// The pass of one whom the gate has let through.
     pub(super) fn admitted(self: &Arc<Self>, admitted: Admitted) -> Pass {
-        Pass { shared: self.clone(), admitted }
+        Pass { shared: self.clone(), admitted, model: None }
     }
 
     /// What is inside has failed at being ready: nothing was asked, so the circuit learns nothing, but others are preferred.
     pub(super) fn unready(&self, outcome: Outcome) {
         if Verdict::of(outcome.class) == Verdict::Failed {
-            self.org.add_penalty();
+            self.org.add_penalty(PENALTIES[0]);
         }
     }
 
@@ -240,9 +251,17 @@ impl Shared {
 pub(crate) struct Pass {
     shared: Arc<Shared>,
     admitted: Admitted,
+    /// What is asked for, where that is known.
+    model: Option<Arc<str>>,
 }
 
 impl Pass {
+    /// The call is for this model.
+    pub(super) fn of(mut self, model: Option<Arc<str>>) -> Self {
+        self.model = model;
+        self
+    }
+
     /// Its call is under way. Who is ready may be so under a balancer's lock, where nobody can be told that it is a probe.
     pub(super) fn called(&mut self) {
         if std::mem::take(&mut self.admitted.first) {
@@ -286,7 +305,10 @@ impl Pass {
         let org = &self.shared.org;
         match (outcome.class.implies().out, outcome.class) {
             (Out::No, _) => {}
-            (Out::Family, _) => org.put_family_out(OutReason::Forbidden),
+            (Out::Model, _) => match &self.model {
+                Some(model) => org.put_model_out(model),
+                None => org.put_family_out(OutReason::Forbidden),
+            },
             (Out::Org, Class::OutOfQuota) if outcome.not_before.is_some() => {}
             (Out::Org, Class::OutOfQuota) => org.put_out(OutReason::OutOfQuota),
             (Out::Org, _) => org.put_out(OutReason::Unauthorised),

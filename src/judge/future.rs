@@ -22,7 +22,7 @@ use super::{
     layer::Rules,
     read,
     refusal::{self, Words},
-    said, scrub,
+    said,
     watch::Watch,
 };
 use crate::{
@@ -242,7 +242,7 @@ where
             is_refusal = found_out(&mut stamp, found, &head, &body, sent, rules);
         }
         if is_refusal {
-            if let Some(clean) = rules.scrub.as_ref().and_then(|key| scrub::scrub(&body, key.reveal())) {
+            if let Some(clean) = rules.keys.scrub(&body, 0) {
                 set_content_length(&mut head.headers, clean.len());
                 body = clean;
             }
@@ -250,7 +250,7 @@ where
         if stamp.outcome.class == Class::Ok {
             if let Some(objection) = rules.objection(&head, &body) {
                 stamp.outcome = Outcome::of(Class::Rejected);
-                stamp.said = said::line(&objection, "", rules.scrub.as_ref());
+                stamp.said = said::line(&objection, "", &rules.keys);
             }
         }
         stamped(head, stamp, Answer::whole(body, trailers))
@@ -324,11 +324,11 @@ fn read_words(
     Refusal { arrived, sent }: Refusal,
     rules: &Rules,
 ) {
-    let key = rules.scrub.as_ref();
+    let keys = &rules.keys;
     let outcome = stamp.outcome;
     stamp.said = match outcome.class {
-        Class::TooLarge => said::too_large(words, sent, key),
-        _ => said::words(words, key),
+        Class::TooLarge => said::too_large(words, sent, keys),
+        _ => said::words(words, keys),
     };
     match outcome.class {
         Class::Throttled | Class::ThrottledRequest => {

@@ -14,9 +14,9 @@ use bytes::Bytes;
 use http::{StatusCode, response::Parts};
 use tower_layer::Layer;
 
-use super::{JudgeService, fault, scrub};
+use super::{JudgeService, fault, scrub::Keys};
 use crate::{
-    org::{Credential, Org},
+    org::Org,
     outcome::{self, BoxError, Error},
 };
 
@@ -79,7 +79,7 @@ pub(super) struct Rules {
     pub(super) ceiling: u64,
     pub(super) hint_ceiling: Duration,
     pub(super) timeout: Option<Duration>,
-    pub(super) scrub: Option<Credential>,
+    pub(super) keys: Keys,
     pub(super) check: Option<Arc<Check>>,
     /// Whether it has been said that the client is not the right one.
     told: Arc<AtomicBool>,
@@ -95,7 +95,7 @@ impl fmt::Debug for Rules {
             .field("ceiling", &self.ceiling)
             .field("hint_ceiling", &self.hint_ceiling)
             .field("timeout", &self.timeout)
-            .field("scrub", &self.scrub)
+            .field("keys", &self.keys)
             .field("check", &self.check.is_some())
             .finish_non_exhaustive()
     }
@@ -109,7 +109,7 @@ impl Default for Rules {
             ceiling: BODY_CEILING,
             hint_ceiling: outcome::HINT_CEILING,
             timeout: None,
-            scrub: None,
+            keys: Keys::default(),
             check: None,
             told: Arc::default(),
         }
@@ -138,21 +138,19 @@ impl Rules {
 
     /// A client's error may quote what it was to send. Then a text takes its place that does not.
     pub(super) fn without_key(&self, error: Error) -> Error {
-        // What is shorter is no key, and stands in many a word.
-        let key = self.scrub.as_ref().map(Credential::reveal).filter(|key| key.len() >= SHORTEST_KEY);
-        let Some(key) = key else { return error };
         let mut texts = vec![];
         let mut next = std::error::Error::source(&error);
         while let Some(cause) = next {
             texts.extend([cause.to_string(), format!("{cause:?}")]);
             next = cause.source();
         }
-        let spellings = scrub::spellings(key);
-        if !texts.iter().any(|text| spellings.iter().any(|key| text.contains(key.as_str()))) {
+        // What is shorter is no key, and stands in many a word.
+        let clean: Vec<_> = texts.iter().map(|text| self.keys.scrub_text(text, SHORTEST_KEY)).collect();
+        if clean == texts {
             return error;
         }
-        let told = texts.swap_remove(0);
-        error.caused_by(spellings.iter().fold(told, |told, key| told.replace(key.as_str(), scrub::SCRUBBED)))
+        let told = clean[0].clone().into_owned();
+        error.caused_by(told)
     }
 
     /// What the caller's own check has against an answer.
@@ -236,11 +234,25 @@ impl JudgeLayer {
     }
 
     /// Replaces every occurrence of this org's key in a gathered error body by `***`, since providers quote keys they refuse
-    /// and such bodies end up in logs. `content-length` follows. No effect for an org without a key, nor on a body that is not
-    /// gathered (too large, or by [`Gather`]).
+    /// and such bodies end up in logs: whatever stands around it, and also where it is quoted, percent-encoded or escaped as in
+    /// JSON, all of it or in part. `content-length` follows. Said again, it adds another org's key. No effect for an org without a
+    /// key, nor on a body that is not gathered (too large, or by [`Gather`]).
     #[must_use]
     pub fn scrub(mut self, org: &Org) -> Self {
-        Arc::make_mut(&mut self.rules).scrub = org.key().filter(|key| !key.reveal().is_empty()).cloned();
+        let keys = self.rules.keys.apart();
+        keys.add(org);
+        Arc::make_mut(&mut self.rules).keys = keys;
+        self
+    }
+
+    /// Its keys, to be added to.
+    pub(crate) fn keys(&self) -> Keys {
+        self.rules.keys.apart()
+    }
+
+    /// The same with these keys, and whichever are added to them later.
+    pub(crate) fn scrub_all(mut self, keys: &Keys) -> Self {
+        Arc::make_mut(&mut self.rules).keys = keys.clone();
         self
     }
 }

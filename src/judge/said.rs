@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{refusal::Words, scrub::SCRUBBED};
-use crate::org::Credential;
+use super::{
+    refusal::Words,
+    scrub::{Keys, SCRUBBED},
+};
 
 /// The longest that is kept, in characters.
 const LONGEST: usize = 300;
@@ -13,19 +15,19 @@ const LONGEST: usize = 300;
 const ANTHROPICS_LIMIT: &str = "Anthropic takes 32 MB";
 
 /// `type: message`, or as much as there is of it.
-pub(super) fn words(words: &Words, key: Option<&Credential>) -> Option<Arc<str>> {
-    line(&spoken(words), "", key)
+pub(super) fn words(words: &Words, keys: &Keys) -> Option<Arc<str>> {
+    line(&spoken(words), "", keys)
 }
 
 /// The same of a request that is too large, with its size where that is known.
-pub(super) fn too_large(words: &Words, sent: Option<u64>, key: Option<&Credential>) -> Option<Arc<str>> {
+pub(super) fn too_large(words: &Words, sent: Option<u64>, keys: &Keys) -> Option<Arc<str>> {
     let mut facts = vec![];
     facts.extend(sent.map(|sent| format!("the request's body has {sent} bytes")));
     facts.extend(words.is_anthropic.then(|| ANTHROPICS_LIMIT.to_owned()));
     if facts.is_empty() {
-        return self::words(words, key);
+        return self::words(words, keys);
     }
-    line(&spoken(words), &format!(" ({})", facts.join("; ")), key)
+    line(&spoken(words), &format!(" ({})", facts.join("; ")), keys)
 }
 
 fn spoken(words: &Words) -> String {
@@ -34,19 +36,15 @@ fn spoken(words: &Words) -> String {
 }
 
 /// Any text as one line; what is to be kept whole stands at its end. `None` where nothing is left.
-pub(super) fn line(text: &str, end: &str, key: Option<&Credential>) -> Option<Arc<str>> {
+pub(super) fn line(text: &str, end: &str, keys: &Keys) -> Option<Arc<str>> {
     let text = looked_at(text);
     // First all on one line: what stands between the parts of a key must not come off after the search for it.
     let text: Vec<&str> = text
         .split(|c: char| c.is_whitespace() || c.is_control() || is_invisible(c))
         .filter(|word| !word.is_empty())
         .collect();
-    let mut text = text.join(" ");
-    let key = key.map(Credential::reveal).filter(|key| !key.is_empty());
-    if let Some(key) = key {
-        text = text.replace(key, SCRUBBED);
-    }
-    text = without_lookalikes(&text);
+    let text = text.join(" ");
+    let mut text = without_lookalikes(&keys.scrub_text(&text, 0));
     let room = LONGEST - end.len().min(LONGEST);
     if let Some((at, _)) = text.char_indices().nth(room) {
         // The last of them is the sign that something is left out.
@@ -57,7 +55,7 @@ pub(super) fn line(text: &str, end: &str, key: Option<&Credential>) -> Option<Ar
     text.push_str(end);
     let text = text.trim_start();
     // The stars or the end may have made what looks like a key of stars.
-    if text.is_empty() || key.is_some_and(|key| text.contains(key)) {
+    if text.is_empty() || keys.are_in(text) {
         return None;
     }
     Some(text.into())
@@ -125,9 +123,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::org::{Credential, Org};
+
+    fn keys(key: &str) -> Keys {
+        let keys = Keys::default();
+        keys.add(&Org::new("a").credential(Credential::new(key)));
+        keys
+    }
 
     fn of(text: &str, key: &str) -> Option<String> {
-        line(text, "", Some(&Credential::new(key))).map(|line| line.to_string())
+        line(text, "", &keys(key)).map(|line| line.to_string())
     }
 
     #[test]
@@ -166,7 +171,7 @@ mod tests {
         assert_eq!(told(301), "é".repeat(299) + "…");
         let words =
             Words { kind: Some("a".into()), message: Some("é".repeat(999)), is_anthropic: true, ..Words::default() };
-        let told = too_large(&words, Some(40_000_000), None).unwrap();
+        let told = too_large(&words, Some(40_000_000), &Keys::default()).unwrap();
         assert_eq!(told.chars().count(), 300);
         assert!(
             told.ends_with("…é… (the request's body has 40000000 bytes; Anthropic takes 32 MB)")
@@ -187,9 +192,12 @@ mod tests {
             (false, Some(9), "too large (the request's body has 9 bytes)"),
             (false, None, "too large"),
         ] {
-            assert_eq!(too_large(&words(is_anthropic), sent, None).as_deref(), Some(told));
+            assert_eq!(too_large(&words(is_anthropic), sent, &Keys::default()).as_deref(), Some(told));
         }
-        assert_eq!(too_large(&Words::default(), Some(9), None).as_deref(), Some("(the request's body has 9 bytes)"));
+        assert_eq!(
+            too_large(&Words::default(), Some(9), &Keys::default()).as_deref(),
+            Some("(the request's body has 9 bytes)")
+        );
     }
 
     proptest! {
@@ -208,7 +216,7 @@ mod tests {
             let at = at[cut.index(at.len())];
             let pieces = pieces.into_iter().map(|piece| piece.unwrap_or_else(|| key.clone()));
             let text = pieces.collect::<Vec<_>>().join(&key[..at]);
-            if let Some(told) = line(&text, end, Some(&credential)) {
+            if let Some(told) = line(&text, end, &keys(&key)) {
                 prop_assert!(!told.contains(credential.reveal()), "{told:?}");
                 prop_assert!(told.chars().count() <= LONGEST && !told.chars().any(char::is_control));
             }

@@ -52,6 +52,8 @@ pub(super) struct Board {
     health: AtomicU64,
     health_at: AtomicU64,
     pub(super) is_out: AtomicBool,
+    /// Whether anything is in `refused`, so that whoever asks mostly need not lock.
+    refuses_any: AtomicBool,
     quota_told: AtomicBool,
     revision: AtomicU64,
     slow: Mutex<Slow>,
@@ -69,6 +71,8 @@ struct Slow {
     tuning: Tuning,
     meters: Option<Weak<dyn Meters>>,
     out: Option<OutReason>,
+    /// Models that its key is not allowed.
+    refused: Vec<Arc<str>>,
     on_out: Watchers,
     on_tuning: Watchers,
 }
@@ -249,6 +253,7 @@ impl Org {
             headroom: self.headroom(),
             quota: meters.iter().flat_map(|meters| meters.read()).collect(),
             out: self.out_reason(),
+            refused_models: self.refused_models(),
             organisation: self.organisation(),
             spare_of: self.spare_of(),
         }
@@ -331,10 +336,10 @@ impl Org {
         self.board.revision.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn add_penalty(&self) {
+    pub(crate) fn add_penalty(&self, more: f64) {
         let board = &self.board;
         let now = Instant::now();
-        let grown = (board.penalty(|| now) + 1.0).min(PENALTY_MAX);
+        let grown = (board.penalty(|| now) + more).min(PENALTY_MAX);
         board.penalty_at.store(board.since_birth(now), Relaxed);
         board.penalty.store(grown.to_bits(), Relaxed);
     }
@@ -431,6 +436,7 @@ impl Board {
             health: AtomicU64::new(1.0f64.to_bits()),
             health_at: AtomicU64::new(0),
             is_out: AtomicBool::new(is_out),
+            refuses_any: AtomicBool::new(false),
             quota_told: AtomicBool::new(false),
             revision: AtomicU64::new(0),
             slow: Mutex::new(slow),
@@ -505,6 +511,38 @@ impl Board {
         let first = slow.out.is_none();
         slow.out.get_or_insert_with(|| reason.clone());
         first
+    }
+
+    pub(super) fn refused(&self) -> Vec<Arc<str>> {
+        if self.refuses_any.load(SeqCst) { lock(&self.slow).refused.clone() } else { vec![] }
+    }
+
+    pub(super) fn refuses(&self, model: &str) -> bool {
+        // As with `is_out`: first said, then whoever waits is called.
+        self.refuses_any.load(SeqCst) && lock(&self.slow).refused.iter().any(|refused| **refused == *model)
+    }
+
+    pub(super) fn refuses_any(&self) -> bool {
+        self.refuses_any.load(SeqCst)
+    }
+
+    /// How many it refuses now, if this one is news.
+    pub(super) fn refuse(&self, model: &Arc<str>) -> Option<usize> {
+        let mut slow = lock(&self.slow);
+        if slow.refused.contains(model) {
+            return None;
+        }
+        slow.refused.push(model.clone());
+        self.refuses_any.store(true, SeqCst);
+        self.revision.fetch_add(1, Relaxed);
+        Some(slow.refused.len())
+    }
+
+    /// True if it refused any.
+    pub(super) fn allow_all(&self) -> bool {
+        let mut slow = lock(&self.slow);
+        self.refuses_any.store(false, SeqCst);
+        !std::mem::take(&mut slow.refused).is_empty()
     }
 
     pub(super) fn take_out(&self) -> bool {

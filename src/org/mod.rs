@@ -207,7 +207,10 @@ impl Org {
         let mut families = lock(&self.identity.families);
         let out = lock(&self.identity.out).is_some();
         let tuning = *lock(&self.identity.tuning);
-        let board = families.entry(family.clone()).or_insert_with(|| Board::new(family.clone(), out, tuning)).clone();
+        let board = match families.get(family) {
+            Some(board) => board.clone(),
+            None => families.entry(family.bare()).or_insert(Board::new(family.bare(), out, tuning)).clone(),
+        };
         Org { identity: self.identity.clone(), board, whole: false }
     }
 

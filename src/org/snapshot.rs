@@ -12,8 +12,10 @@ use super::{Family, ResourceQuota, Standing};
 pub enum OutReason {
     /// Its key is refused (401).
     Unauthorised,
-    /// Its key is not allowed this model (403).
+    /// Its key is not allowed this model (403). Of a model family whose requests do not say of which model they are.
     Forbidden,
+    /// Its key is not allowed this model (403), and is asked for the others of its family.
+    ForbiddenModel(Arc<str>),
     /// Its money or hard quota is used up.
     OutOfQuota,
     /// Somebody said so through [`Org::put_out`](super::Org::put_out).
@@ -25,6 +27,9 @@ impl fmt::Display for OutReason {
         match self {
             OutReason::Unauthorised => f.write_str("its key is refused: check or rotate it"),
             OutReason::Forbidden => f.write_str("its key is not allowed this model: ask for access, or remove it"),
+            OutReason::ForbiddenModel(model) => {
+                write!(f, "its key is not allowed {model}: ask for access, or remove it")
+            }
             OutReason::OutOfQuota => f.write_str("its quota or credit is used up"),
             OutReason::Disabled(why) => f.write_str(why),
         }
@@ -258,6 +263,8 @@ pub struct Snapshot {
     pub quota: Vec<ResourceQuota>,
     /// Why it is out, if it is.
     pub out: Option<OutReason>,
+    /// The models that its key is not allowed, and that it is not asked for, in the order in which it refused them.
+    pub refused_models: Vec<Arc<str>>,
     /// The provider's own id for the org, from its answers: two keys with one id share one quota.
     pub organisation: Option<Arc<str>>,
     /// Which org of the pool serves in its place, if it is a [spare](Standing::Spare); of a whole org, if it serves no family.

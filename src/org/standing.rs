@@ -4,7 +4,7 @@ use std::{
     fmt,
     pin::Pin,
     sync::{
-        Mutex,
+        Arc, Mutex,
         atomic::{
             AtomicBool, AtomicU8, AtomicU64,
             Ordering::{Relaxed, SeqCst},
@@ -16,6 +16,9 @@ use std::{
 
 use super::{Org, OutReason, lock};
 use crate::observe::Event;
+
+/// An org that refuses so many models of a family is asked for none: a list of models is short, and a mistake must not eat memory.
+const MODELS_MAX: usize = 64;
 
 /// Whether an org takes new calls, as its pool has it. An org that is out (a refused key, no credit) is so besides:
 /// [`Org::out_reason`].
@@ -173,13 +176,60 @@ impl Org {
         self.board.tell_out();
     }
 
-    /// Brings it back, for all families, if it was out: its key works again, or there is credit. Calls that wait look at it
-    /// at once. If it is still refused, the first answer puts it out again. True if it was out.
+    /// Takes the org out for this one model of this family, by its id in any case: its key is not allowed it. For the others it is
+    /// asked as before.
+    pub fn put_model_out(&self, model: &str) {
+        let model: Arc<str> = Arc::from(model.trim().to_ascii_lowercase());
+        let refused = {
+            let _families = lock(&self.identity.families);
+            self.board.refuse(&model)
+        };
+        match refused {
+            None => return,
+            Some(MODELS_MAX) => return self.put_family_out(OutReason::Forbidden),
+            Some(_) => {}
+        }
+        let reason = OutReason::ForbiddenModel(model);
+        tracing::warn!(org = self.name(), family = self.model_family().as_str(), %reason, "org is out for this model");
+        self.tell(&Event::Out { org: self.family(self.model_family()), reason });
+        self.tell_identity();
+        self.board.tell_out();
+    }
+
+    /// The models that it is [out](Org::put_model_out) for, in the order in which it refused them, in lower case. Of a whole org those of
+    /// all families.
+    #[must_use]
+    pub fn refused_models(&self) -> Vec<Arc<str>> {
+        match self.whole {
+            false => self.board.refused(),
+            true => self.boards().iter().flat_map(|board| board.refused()).collect(),
+        }
+    }
+
+    /// Whether it is out for this model, whose id is in lower case, of this handle's family; of a whole org, of any.
+    pub(crate) fn refuses(&self, model: Option<&str>) -> bool {
+        model.is_some_and(|model| match self.whole {
+            false => self.board.refuses(model),
+            true => self.boards().iter().any(|board| board.refuses(model)),
+        })
+    }
+
+    /// Whether it is out for any model of this handle's family; of a whole org, of any.
+    pub(crate) fn refuses_any(&self) -> bool {
+        match self.whole {
+            false => self.board.refuses_any(),
+            true => self.boards().iter().any(|board| board.refuses_any()),
+        }
+    }
+
+    /// Brings it back, for all families and models, if it was out: its key works again, or there is credit. Calls that wait look at it
+    /// at once. If it is still refused, the first answer puts it out again. True if it was out for anything.
     pub fn bring_back(&self) -> bool {
         let boards: Vec<_> = {
             let families = lock(&self.identity.families);
             let all = lock(&self.identity.out).take().is_some();
-            let back = families.values().filter(|board| board.take_out() || all);
+            // Of each both are taken.
+            let back = families.values().filter(|board| board.take_out() | board.allow_all() | all);
             back.inspect(|board| board.mark_out(false)).cloned().collect()
         };
         if boards.is_empty() {

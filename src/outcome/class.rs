@@ -15,7 +15,7 @@ use http::StatusCode;
 /// | [`ThrottledRequest`](Class::ThrottledRequest) | `throttled_request` | throttles | | | | | | yes |
 /// | [`OutOfQuota`](Class::OutOfQuota) | `out_of_quota` | elsewhere | | | org | | | yes |
 /// | [`Unauthorised`](Class::Unauthorised) | `unauthorised` | elsewhere | | | org | | | yes |
-/// | [`Forbidden`](Class::Forbidden) | `forbidden` | elsewhere | | | family | | | yes |
+/// | [`Forbidden`](Class::Forbidden) | `forbidden` | elsewhere | | | model | | | yes |
 /// | [`Overloaded`](Class::Overloaded) | `overloaded` | errors | | | | yes | | yes |
 /// | [`Transport`](Class::Transport) | `transport` | errors | | | | yes | | yes |
 /// | [`Unprocessed`](Class::Unprocessed) | `unprocessed` | throttles | | | | | | yes |
@@ -28,7 +28,7 @@ use http::StatusCode;
 /// | [`NoOrg`](Class::NoOrg) | `no_org` | closed | | | | | | yes |
 ///
 /// *Purse*: whose purse pays for another attempt ([`Purse`]). *Cuts*: the org's limit is cut. *Holds*: the org is held until the
-/// hint has passed. *Out*: the org is asked no more, for all models or for the model family ([`Out`]). *Breaker*: it is a
+/// hint has passed. *Out*: the org is asked no more, for all models or for this one ([`Out`]). *Breaker*: it is a
 /// failure of the org's, for its circuit and its health. *Stored*: the answer may be given again for the same request.
 /// *Re-driven*: the same request may be sent again later with hope.
 #[non_exhaustive]
@@ -92,8 +92,8 @@ pub enum Purse {
 pub enum Out {
     /// It is still asked.
     No,
-    /// Of the model family.
-    Family,
+    /// Of the model; of its family, where the request does not say which model it is of ([`Family::model`](crate::org::Family::model)).
+    Model,
     /// Of anything.
     Org,
 }
@@ -155,7 +155,7 @@ impl Class {
             Class::ThrottledRequest => row(Purse::Throttles, N,   N,    Out::No,     N,  N,    Y),
             Class::OutOfQuota =>       row(Purse::Elsewhere, N,   N,    Out::Org,    N,  N,    Y),
             Class::Unauthorised =>     row(Purse::Elsewhere, N,   N,    Out::Org,    N,  N,    Y),
-            Class::Forbidden =>        row(Purse::Elsewhere, N,   N,    Out::Family, N,  N,    Y),
+            Class::Forbidden =>        row(Purse::Elsewhere, N,   N,    Out::Model,  N,  N,    Y),
             Class::Overloaded =>       row(Purse::Errors,    N,   N,    Out::No,     Y,  N,    Y),
             Class::Transport =>        row(Purse::Errors,    N,   N,    Out::No,     Y,  N,    Y),
             Class::Unprocessed =>      row(Purse::Throttles, N,   N,    Out::No,     N,  N,    Y),
@@ -242,7 +242,7 @@ mod tests {
         let rows = Class::ALL.map(|class| {
             let implies = class.implies();
             let purse = format!("{:?}", implies.purse).to_lowercase();
-            let out = [(Out::No, ""), (Out::Family, "family"), (Out::Org, "org")];
+            let out = [(Out::No, ""), (Out::Model, "model"), (Out::Org, "org")];
             let out = out.into_iter().find(|(out, _)| *out == implies.out).unwrap().1;
             let flags = [implies.breaker, implies.may_store, implies.redrivable].map(yes);
             let cells =

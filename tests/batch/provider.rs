@@ -67,6 +67,8 @@ pub(crate) struct State {
     pub(crate) instead: VecDeque<(Method, &'static str, u16, &'static str)>,
     pub(crate) calls: Vec<(String, Method, String)>,
     pub(crate) dead: BTreeMap<String, u16>,
+    /// Keys, each with a model that it is not allowed: rows of it fail.
+    pub(crate) forbidden: Vec<(&'static str, &'static str)>,
     /// A batch with a row of which this is said is refused.
     pub(crate) poison: Option<&'static str>,
     pub(crate) cancels: usize,
@@ -239,11 +241,14 @@ impl Batch {
         })
     }
 
-    fn results(&mut self) -> Bytes {
+    fn results(&mut self, forbidden: &[(&str, &str)]) -> Bytes {
         let mut lines: Vec<_> = (0..self.rows.len())
             .map(|at| {
                 let (id, params) = &self.rows[at];
                 let result = match (self.is_done(at), self.cancelled) {
+                    (true, _) if forbidden.iter().any(|(key, model)| *key == self.key && params["model"] == *model) => {
+                        json!({"type": "errored", "error": {"type": "error", "error": {"type": "permission_error", "message": "no access"}}})
+                    }
                     (true, _) => result_of(params),
                     (false, Some(_)) => json!({"type": "canceled"}),
                     (false, None) => json!({"type": "expired"}),
@@ -319,6 +324,7 @@ impl State {
 
     fn done(&mut self, request: Request<Bytes>) -> Option<Response<Full<Bytes>>> {
         let (start, counts_late) = (self.start.unwrap(), self.counts_late);
+        let forbidden = self.forbidden.clone();
         let key = request.headers()["x-api-key"].to_str().unwrap().to_owned();
         let path = request.uri().path().to_owned();
         let method = request.method().clone();
@@ -394,7 +400,7 @@ impl State {
                     }
                     (&Method::GET, ["results"]) if batch.is_ended() => {
                         let response = Response::builder().header("content-type", "application/x-jsonl");
-                        Some(response.body(Full::new(batch.results())).unwrap())
+                        Some(response.body(Full::new(batch.results(&forbidden))).unwrap())
                     }
                     (&Method::POST, ["cancel"]) if !self.uncancelled.is_empty() => {
                         let (status, body) = self.uncancelled.remove(0);

@@ -67,8 +67,11 @@ impl BatchApi for Anthropic {
             return Err(RowError::NotBatchable("a row cannot carry its query".to_owned()));
         }
         let body = Body::of(request, "anthropic-", &SHARED, BOUNDS.bytes)?;
-        let family = body::family(request, body.model().as_deref());
-        let mut group = Group::new(PATHS[0], family).with_headers(request.headers(), &SHARED);
+        let model = body.model();
+        let mut group = Group::new(PATHS[0], body::family(request, model.as_deref()));
+        group = group.with_headers(request.headers(), &SHARED);
+        // Whether an org may be asked for it is a matter of the model, not of its family.
+        group = model.into_iter().fold(group, Group::with_model);
         if let Some(query) = query {
             group = group.with_query(query);
         }
@@ -323,15 +326,15 @@ mod tests {
         };
         let plain = group(|_| ());
         for same in [
-            group(|r| *r.body_mut() = r#"{"model":"claude-3-haiku-20240307"}"#.into()),
             group(|r| *r.uri_mut() = "/messages?".parse().unwrap()),
             group(|r| drop(r.extensions_mut().insert(Family::new("haiku")))),
         ] {
-            assert_eq!(same, plain, "quotas are counted by family");
+            assert_eq!(same, plain, "it is the same family, and the same model");
         }
         let others = [
             plain,
             group(|r| *r.body_mut() = r#"{"model":"claude-opus-4-5"}"#.into()),
+            group(|r| *r.body_mut() = r#"{"model":"claude-3-haiku-20240307"}"#.into()),
             group(|r| *r.body_mut() = "{}".into()),
             group(|r| *r.uri_mut() = "/v1/messages?beta=true".parse().unwrap()),
             group(|r| drop(r.headers_mut().insert("anthropic-beta", "a".parse().unwrap()))),

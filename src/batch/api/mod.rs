@@ -183,7 +183,7 @@ impl Group {
         self
     }
 
-    /// All of this one model.
+    /// All of this one model: no org is given the batch that [refuses it](crate::org::Org::put_model_out).
     #[must_use]
     pub fn with_model(mut self, model: impl Into<String>) -> Self {
         self.model = Some(model.into());
@@ -214,7 +214,7 @@ impl Group {
         &self.headers
     }
 
-    /// The model, where a batch may hold only one.
+    /// The model of all of them, where that is known.
     #[must_use]
     pub fn model(&self) -> Option<&str> {
         self.model.as_deref()

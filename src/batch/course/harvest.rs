@@ -255,7 +255,6 @@ impl Course {
     /// Rows without an answer: into the next batch, or back.
     async fn redrive(&mut self, tally: &mut Tally, ending: Ending, why: Option<Why>) {
         let mut again = vec![];
-        let mut group = None;
         for place in 0..self.record.keys.len() {
             let key = self.record.keys[place];
             let end = match tally.ends.get(&key) {
@@ -285,6 +284,11 @@ impl Course {
             // What ends a batch is no answer.
             let Some(Undone { class, said, was_canceled, .. }) = end.or_else(|| Undone::by(&unnamed)) else { continue };
             let body = self.body(place).await;
+            if class == Class::Forbidden {
+                if let Some((group, _)) = self.gathered(key, body.clone()) {
+                    self.shared.lines[self.org].is_refused(&group);
+                }
+            }
             let back = if was_canceled && why == Some(Why::Stuck) {
                 Some(BatchFailure::Stuck(self.remaining()))
             } else if tries + 1 >= TRIES {
@@ -296,17 +300,16 @@ impl Course {
                 self.end(key, End::Back(failure, body));
                 continue;
             }
-            let Some((of, row)) = self.gathered(key, body) else {
+            let Some(row) = self.gathered(key, body) else {
                 self.end(key, End::Back(BatchFailure::Unanswered { batch: self.remaining(), class, said }, None));
                 continue;
             };
             self.shared.lock().tried(key);
-            group.get_or_insert(of);
             again.push(row);
         }
-        if let Some(group) = group {
+        if !again.is_empty() {
             tracing::info!(batch = %self.name(), rows = again.len(), "rows without an answer go into the next batch");
-            self.shared.regather(self.record.token, &group, again);
+            self.shared.regather(self.record.token, again);
         }
     }
 }
