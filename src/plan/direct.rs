@@ -4,13 +4,15 @@
 //! opens them: one call alone, then a quarter of the cap, doubled with each window of answers. The curves of all orgs together
 //! reach `n` when the last call is sent; then the calls in flight end, each with what is left of its own time.
 
-use super::spread::{Spread, normal_quantile, rising};
+use super::spread::{Spread, normal_quantile, zero};
 use crate::{aimd, dialect::Resource};
 
 /// Faster than this the limiter does not double.
 const DOUBLING: f64 = 0.1;
 /// What is nothing, in calls and tokens.
 const NOTHING: f64 = 1e-9;
+/// How exactly times are found, as a part of what calls take.
+const CLOSE: f64 = 1e-5;
 
 /// One org, as far as it matters to one kind of call.
 #[derive(Clone, Debug)]
@@ -160,7 +162,7 @@ impl Pool {
             // The median of the nth of so many.
             let part = (nth as f64 + 0.7) / (count + 0.4);
             let all = |x: f64| self.members.iter().map(|member| member.latency.below(x)).sum::<f64>() / count;
-            openings[member] = rising((least / 30.0).ln(), (most * 30.0).ln(), 24, |ln| all(ln.exp()) >= part).exp();
+            openings[member] = zero((least / 30.0).ln(), (most * 30.0).ln(), 1e-6, |ln| all(ln.exp()) - part).exp();
         }
         openings
     }
@@ -172,9 +174,9 @@ impl Pool {
 
     fn opened(&self, openings: Vec<f64>) -> Curves<'_> {
         let each = self.members.iter().zip(&openings);
-        let curves = each.map(|(member, opened)| member.admitted(*opened)).collect();
-        let far = self.members.iter().map(|member| member.latency.far()).collect();
-        Curves { pool: self, openings, curves, far }
+        let curves: Vec<_> = each.map(|(member, opened)| member.admitted(*opened)).collect();
+        let corners = corners(&curves);
+        Curves { pool: self, openings, curves, corners }
     }
 
     fn twice(&self, lever: Lever) -> Pool {
@@ -205,8 +207,8 @@ pub(crate) struct Curves<'a> {
     pool: &'a Pool,
     openings: Vec<f64>,
     curves: Vec<Vec<Piece>>,
-    /// A time that hardly a call of each org takes.
-    far: Vec<f64>,
+    /// All orgs' together: when, the jump then, and by how much the rate changes.
+    corners: Vec<(f64, f64, f64)>,
 }
 
 /// So many calls sent over these curves.
@@ -221,20 +223,24 @@ pub(crate) struct Run<'a> {
     stretch: f64,
 }
 
+fn corners(curves: &[Vec<Piece>]) -> Vec<(f64, f64, f64)> {
+    let mut corners = Vec::with_capacity(curves.iter().map(Vec::len).sum());
+    for curve in curves {
+        let mut before = 0.0;
+        for piece in curve {
+            corners.push((piece.from, piece.jump, piece.rate - before));
+            before = piece.rate;
+        }
+    }
+    corners.sort_by(|a, b| a.0.total_cmp(&b.0));
+    corners
+}
+
 impl Curves<'_> {
     /// All orgs' together: the moment at which `n` are sent, and the part of the jumps of that moment that is needed.
     fn reach(&self, n: f64) -> (f64, f64) {
-        let mut corners: Vec<(f64, f64, f64)> = Vec::new();
-        for curve in &self.curves {
-            let mut before = 0.0;
-            for piece in curve {
-                corners.push((piece.from, piece.jump, piece.rate - before));
-                before = piece.rate;
-            }
-        }
-        corners.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (mut sum, mut rate, mut at) = (0.0, 0.0_f64, 0.0);
-        let mut corners = corners.into_iter().peekable();
+        let mut corners = self.corners.iter().copied().peekable();
         while let Some((from, mut jump, mut turn)) = corners.next() {
             while let Some((_, more, by)) = corners.next_if(|next| next.0 <= from) {
                 (jump, turn) = (jump + more, turn + by);
@@ -253,10 +259,13 @@ impl Curves<'_> {
         (at + (n - sum) / rate, 1.0)
     }
 
-    /// The median time of so many calls with one limit doubled.
-    pub(crate) fn relieved(&self, lever: Lever, n: f64) -> f64 {
+    /// The median time of so many calls with one limit doubled, if it is less than this.
+    pub(crate) fn relieved(&self, lever: Lever, n: f64, than: f64) -> Option<f64> {
         // When first calls are answered has nothing to do with limits.
-        self.pool.twice(lever).opened(self.openings.clone()).run(n).median()
+        let pool = self.pool.twice(lever);
+        let curves = pool.opened(self.openings.clone());
+        let run = curves.run(n);
+        run.ends_by(than, 0.5).then(|| run.median()).filter(|median| *median < than)
     }
 
     pub(crate) fn run(&self, n: f64) -> Run<'_> {
@@ -267,39 +276,43 @@ impl Curves<'_> {
 }
 
 impl Run<'_> {
-    /// The chance, as its logarithm, that by `x` all is answered.
-    fn answered(&self, x: f64) -> f64 {
-        let mut ln = 0.0;
-        let Curves { pool, curves, far, .. } = self.curves;
-        for ((member, curve), far) in pool.members.iter().zip(curves).zip(far) {
-            let latency = &member.latency;
-            for (nth, piece) in curve.iter().enumerate() {
-                if piece.from > self.sent {
-                    break;
-                }
+    /// How many calls are expected to be unanswered at `x`, sent or not. Each of many is late with a small chance: the chance that none
+    /// is, is Poisson's.
+    fn late(&self, x: f64) -> f64 {
+        let mut late = 0.0;
+        let Curves { pool, curves, .. } = self.curves;
+        for (member, curve) in pool.members.iter().zip(curves) {
+            // What began then: the chance that it goes on, and what of a flow that began then does.
+            let since = |at: f64| member.latency.going_on(x - at * self.stretch);
+            let mut begun = since(0.0);
+            for (nth, piece) in curve.iter().enumerate().take_while(|(_, piece)| piece.from <= self.sent) {
                 let until = curve.get(nth + 1).map_or(f64::INFINITY, |next| next.from).min(self.sent);
-                let (from, until) = (piece.from * self.stretch, until * self.stretch);
-                if x - until > *far {
-                    continue;
-                }
-                // Each of many is late with a small chance: the chance that none is, is Poisson's.
                 if piece.jump > 0.0 {
                     let part = if piece.from >= self.sent { self.last } else { 1.0 };
-                    ln -= piece.jump * part * (1.0 - latency.below(x - from));
+                    late += piece.jump * part * begun.0;
                 }
-                if piece.rate > 0.0 && until > from {
-                    ln -= piece.rate / self.stretch * (latency.going_on(x - from) - latency.going_on(x - until));
+                if until > piece.from {
+                    let then = since(until);
+                    late += piece.rate / self.stretch * (begun.1 - then.1);
+                    begun = then;
                 }
             }
         }
-        ln
+        late
+    }
+
+    /// Whether everything but the latest calls is done by `x`, with this chance.
+    pub(crate) fn ends_by(&self, x: f64, part: f64) -> bool {
+        self.late(x) <= -part.ln()
     }
 
     /// When everything but the latest calls is done, by which they are late: with this chance.
-    fn ends(&self, part: f64, times: u32) -> f64 {
-        let most = self.curves.far.iter().copied().fold(0.0, f64::max);
-        let (from, part) = (self.sent * self.stretch, part.ln());
-        rising((most * 1e-5).ln(), most.ln(), times, |ln| self.answered(from + ln.exp()) >= part).exp() + from
+    fn ends(&self, part: f64) -> f64 {
+        let most = self.curves.pool.members.iter().map(|member| member.latency.far()).fold(0.0, f64::max);
+        let (from, enough) = (self.sent * self.stretch, (-part.ln()).ln());
+        // Its logarithm falls about evenly with that of the time.
+        let early = |ln: f64| enough - self.late(from + ln.exp()).max(0.0).ln();
+        zero((most * CLOSE).ln(), most.ln(), CLOSE, early).exp() + from
     }
 
     /// How far the moment of the last sending is off: what calls take and what tokens they cost add up at random.
@@ -322,17 +335,25 @@ impl Run<'_> {
 
     /// The median time until all is answered.
     pub(crate) fn median(&self) -> f64 {
-        self.ends(0.5, 20)
+        self.ends(0.5)
+    }
+
+    /// Whether a quantile above the median is no later than `by`.
+    pub(crate) fn quantile_by(&self, part: f64, by: f64) -> bool {
+        let (median, drift) = (self.median(), normal_quantile(part) * self.deviation());
+        // What is left for the tail when drift has had its part.
+        let left = (by - median).powi(2) - drift * drift;
+        by >= median && left >= 0.0 && self.ends_by(median + left.sqrt(), part)
     }
 
     /// The times by which all is answered, with these chances.
     pub(crate) fn quantiles<const N: usize>(&self, parts: [f64; N]) -> [f64; N] {
-        let (median, deviation) = (self.ends(0.5, 20), self.deviation());
+        let (median, deviation) = (self.ends(0.5), self.deviation());
         parts.map(|part| {
             if part == 0.5 {
                 return median;
             }
-            let (tail, drift) = (self.ends(part, 20) - median, normal_quantile(part) * deviation);
+            let (tail, drift) = (self.ends(part) - median, normal_quantile(part) * deviation);
             (median + tail.hypot(drift).copysign(part - 0.5)).max(0.0)
         })
     }
