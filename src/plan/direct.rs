@@ -4,7 +4,7 @@
 //! opens them: one call alone, then a quarter of the cap, doubled with each window of answers. The curves of all orgs together
 //! reach `n` when the last call is sent; then the calls in flight end, each with what is left of its own time.
 
-use super::spread::{Spread, normal_quantile, zero};
+use super::spread::{Spread, evenly, normal_quantile, zero, zeros};
 use crate::{aimd, dialect::Resource};
 
 /// Faster than this the limiter does not double.
@@ -306,13 +306,13 @@ impl Run<'_> {
         self.late(x) <= -part.ln()
     }
 
-    /// When everything but the latest calls is done, by which they are late: with this chance.
-    fn ends(&self, part: f64) -> f64 {
+    /// When everything but the latest calls is done, by which they are late: with these chances, which rise.
+    fn ends<const N: usize>(&self, parts: [f64; N]) -> [f64; N] {
         let most = self.curves.pool.members.iter().map(|member| member.latency.far()).fold(0.0, f64::max);
-        let (from, enough) = (self.sent * self.stretch, (-part.ln()).ln());
+        let from = self.sent * self.stretch;
         // Its logarithm falls about evenly with that of the time.
-        let early = |ln: f64| enough - self.late(from + ln.exp()).max(0.0).ln();
-        zero((most * CLOSE).ln(), most.ln(), CLOSE, early).exp() + from
+        let early = |ln: f64| -self.late(from + ln.exp()).max(0.0).ln();
+        zeros((most * CLOSE).ln(), most.ln(), CLOSE, parts.map(evenly), early).map(|ln| ln.exp() + from)
     }
 
     /// How far the moment of the last sending is off: what calls take and what tokens they cost add up at random.
@@ -335,7 +335,8 @@ impl Run<'_> {
 
     /// The median time until all is answered.
     pub(crate) fn median(&self) -> f64 {
-        self.ends(0.5)
+        let [median] = self.ends([0.5]);
+        median
     }
 
     /// Whether a quantile above the median is no later than `by`.
@@ -346,15 +347,17 @@ impl Run<'_> {
         by >= median && left >= 0.0 && self.ends_by(median + left.sqrt(), part)
     }
 
-    /// The times by which all is answered, with these chances.
-    pub(crate) fn quantiles<const N: usize>(&self, parts: [f64; N]) -> [f64; N] {
-        let (median, deviation) = (self.ends(0.5), self.deviation());
-        parts.map(|part| {
-            if part == 0.5 {
-                return median;
-            }
-            let (tail, drift) = (self.ends(part) - median, normal_quantile(part) * deviation);
-            (median + tail.hypot(drift).copysign(part - 0.5)).max(0.0)
-        })
+    /// The times by which all is answered, with these chances: one below a half, that or more, and more again.
+    pub(crate) fn quantiles(&self, parts: [f64; 3]) -> [f64; 3] {
+        let [low, middle, high] = parts;
+        let [low, median, middle, high] = self.ends([low, 0.5, middle, high]);
+        let deviation = self.deviation();
+        let drift = parts.map(|part| normal_quantile(part) * deviation);
+        let early = (median - low).hypot(drift[0]);
+        [
+            (median - early).max(0.0),
+            median + (middle - median).hypot(drift[1]),
+            median + (high - median).hypot(drift[2]),
+        ]
     }
 }

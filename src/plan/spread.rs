@@ -212,6 +212,23 @@ pub(crate) fn zero(mut least: f64, mut most: f64, close: f64, of: impl Fn(f64) -
     most
 }
 
+/// Where a rising function reaches each of these levels, which rise: each is looked for from where the one before was found, so that
+/// they are in order however far `close` is.
+pub(crate) fn zeros<const N: usize>(
+    mut least: f64,
+    most: f64,
+    close: f64,
+    levels: [f64; N],
+    of: impl Fn(f64) -> f64,
+) -> [f64; N] {
+    levels.map(|level| {
+        if of(least) < level {
+            least = zero(least, most, close, |at| of(at) - level);
+        }
+        least
+    })
+}
+
 /// A chance that rises from 0 to 1, as a number that rises about evenly: Gumbel's, since the last of many ends so.
 pub(crate) fn evenly(chance: f64) -> f64 {
     if chance >= 1.0 { f64::INFINITY } else { -(-chance.ln()).ln() }
