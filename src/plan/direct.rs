@@ -152,17 +152,24 @@ impl Member {
 impl Pool {
     /// When each org's first call, which goes alone, is answered: by the order in which they are expected.
     fn openings(&self) -> Vec<f64> {
-        let count = self.members.len() as f64;
         let mut order: Vec<usize> = (0..self.members.len()).collect();
         let medians: Vec<f64> = self.members.iter().map(|member| member.latency.quantile(0.5)).collect();
         order.sort_by(|a, b| medians[*a].total_cmp(&medians[*b]));
         let (least, most) = medians.iter().fold((f64::INFINITY, 0.0_f64), |(l, m), x| (l.min(*x), m.max(*x)));
         let mut openings = vec![0.0; self.members.len()];
         for (nth, member) in order.into_iter().enumerate() {
-            // The median of the nth of so many.
-            let part = (nth as f64 + 0.7) / (count + 0.4);
-            let all = |x: f64| self.members.iter().map(|member| member.latency.below(x)).sum::<f64>() / count;
-            openings[member] = zero((least / 30.0).ln(), (most * 30.0).ln(), 1e-6, |ln| all(ln.exp()) - part).exp();
+            // The median of the nth: so many less a half are expected to be answered, but for what the sum of chances is askew.
+            let answered = |x: f64| {
+                let chances = self.members.iter().map(|member| member.latency.below(x));
+                let (sum, variance, askew) = chances.fold((0.0, 1e-9, 0.0), |(sum, variance, askew), p| {
+                    let own = p * (1.0 - p);
+                    (sum + p, variance + own, askew + own * (1.0 - 2.0 * p))
+                });
+                sum - askew / (6.0 * variance)
+            };
+            let half = nth as f64 + 0.5;
+            openings[member] =
+                zero((least / 30.0).ln(), (most * 30.0).ln(), 1e-6, |ln| answered(ln.exp()) - half).exp();
         }
         openings
     }
@@ -215,12 +222,14 @@ pub(crate) struct Curves<'a> {
 #[derive(Debug)]
 pub(crate) struct Run<'a> {
     curves: &'a Curves<'a>,
-    /// When the last is sent, if the client is quick enough.
+    /// When the last is admitted.
     sent: f64,
     /// The part of the jumps at that moment that is still needed.
     last: f64,
-    /// By this the client stretches time.
-    stretch: f64,
+    /// From then on the client is behind, if it is at the end.
+    keeps_up: f64,
+    /// When the client sends the last.
+    end: f64,
 }
 
 fn corners(curves: &[Vec<Piece>]) -> Vec<(f64, f64, f64)> {
@@ -237,9 +246,12 @@ fn corners(curves: &[Vec<Piece>]) -> Vec<(f64, f64, f64)> {
 }
 
 impl Curves<'_> {
-    /// All orgs' together: the moment at which `n` are sent, and the part of the jumps of that moment that is needed.
-    fn reach(&self, n: f64) -> (f64, f64) {
+    /// So many calls. All orgs' curves together tell when they are admitted. The client sends what is admitted after some moment at its
+    /// own rate at best: the last call waits for the worst of these moments.
+    pub(crate) fn run(&self, n: f64) -> Run<'_> {
         let (mut sum, mut rate, mut at) = (0.0, 0.0_f64, 0.0);
+        let each = 1.0 / self.pool.client;
+        let (mut keeps_up, mut behind) = (0.0, 0.0_f64);
         let mut corners = self.corners.iter().copied().peekable();
         while let Some((from, mut jump, mut turn)) = corners.next() {
             while let Some((_, more, by)) = corners.next_if(|next| next.0 <= from) {
@@ -250,13 +262,18 @@ impl Curves<'_> {
                 break;
             }
             (sum, at) = (sum + more, from);
+            if at - sum * each > behind {
+                (keeps_up, behind) = (at, at - sum * each);
+            }
             if sum + jump >= n {
-                return (at, (n - sum) / jump);
+                let end = at.max(behind + n * each);
+                return Run { curves: self, sent: at, last: (n - sum) / jump, keeps_up, end };
             }
             sum += jump;
             rate = (rate + turn).max(0.0);
         }
-        (at + (n - sum) / rate, 1.0)
+        let sent = at + (n - sum) / rate;
+        Run { curves: self, sent, last: 1.0, keeps_up, end: sent.max(behind + n * each) }
     }
 
     /// The median time of so many calls with one limit doubled, if it is less than this.
@@ -267,15 +284,20 @@ impl Curves<'_> {
         let run = curves.run(n);
         run.ends_by(than, 0.5).then(|| run.median()).filter(|median| *median < than)
     }
-
-    pub(crate) fn run(&self, n: f64) -> Run<'_> {
-        let (sent, last) = self.reach(n);
-        let stretch = (n / self.pool.client / sent.max(NOTHING)).max(1.0);
-        Run { curves: self, sent, last, stretch }
-    }
 }
 
 impl Run<'_> {
+    /// When the client sends what is admitted then.
+    fn sends(&self, at: f64) -> f64 {
+        if at >= self.sent {
+            self.end
+        } else if at <= self.keeps_up {
+            at
+        } else {
+            at + (at - self.keeps_up) / (self.sent - self.keeps_up) * (self.end - self.sent)
+        }
+    }
+
     /// How many calls are expected to be unanswered at `x`, sent or not. Each of many is late with a small chance: the chance that none
     /// is, is Poisson's.
     fn late(&self, x: f64) -> f64 {
@@ -283,7 +305,8 @@ impl Run<'_> {
         let Curves { pool, curves, .. } = self.curves;
         for (member, curve) in pool.members.iter().zip(curves) {
             // What began then: the chance that it goes on, and what of a flow that began then does.
-            let since = |at: f64| member.latency.going_on(x - at * self.stretch);
+            let since = |at: f64| member.latency.going_on(x - at);
+            let mut from = 0.0;
             let mut begun = since(0.0);
             for (nth, piece) in curve.iter().enumerate().take_while(|(_, piece)| piece.from <= self.sent) {
                 let until = curve.get(nth + 1).map_or(f64::INFINITY, |next| next.from).min(self.sent);
@@ -292,9 +315,10 @@ impl Run<'_> {
                     late += piece.jump * part * begun.0;
                 }
                 if until > piece.from {
-                    let then = since(until);
-                    late += piece.rate / self.stretch * (begun.1 - then.1);
-                    begun = then;
+                    let sends = self.sends(until);
+                    let then = since(sends);
+                    late += piece.rate * (until - piece.from) / (sends - from) * (begun.1 - then.1);
+                    (from, begun) = (sends, then);
                 }
             }
         }
@@ -309,16 +333,14 @@ impl Run<'_> {
     /// When everything but the latest calls is done, by which they are late: with these chances, which rise.
     fn ends<const N: usize>(&self, parts: [f64; N]) -> [f64; N] {
         let most = self.curves.pool.members.iter().map(|member| member.latency.far()).fold(0.0, f64::max);
-        let from = self.sent * self.stretch;
         // Its logarithm falls about evenly with that of the time.
-        let early = |ln: f64| -self.late(from + ln.exp()).max(0.0).ln();
-        zeros((most * CLOSE).ln(), most.ln(), CLOSE, parts.map(evenly), early).map(|ln| ln.exp() + from)
+        let early = |ln: f64| -self.late(self.end + ln.exp()).max(0.0).ln();
+        zeros((most * CLOSE).ln(), most.ln(), CLOSE, parts.map(evenly), early).map(|ln| ln.exp() + self.end)
     }
 
     /// How far the moment of the last sending is off: what calls take and what tokens they cost add up at random.
     fn deviation(&self) -> f64 {
         let (mut rate, mut variance) = (0.0, 0.0);
-        let span = self.sent * self.stretch;
         for member in &self.curves.pool.members {
             let (own, lever) = member.steady();
             let cv = match lever {
@@ -327,10 +349,11 @@ impl Run<'_> {
                 Lever::Client => 0.0,
             };
             // The first call, which goes alone, delays all that its org admits.
-            variance += own * span * cv * cv + own * own * member.latency.variance().min(span * span / 12.0);
+            variance +=
+                own * self.end * cv * cv + own * own * member.latency.variance().min(self.end * self.end / 12.0);
             rate += own;
         }
-        if self.stretch > 1.0 { 0.0 } else { variance.sqrt() / rate }
+        if self.end > self.sent { 0.0 } else { variance.sqrt() / rate }
     }
 
     /// The median time until all is answered.

@@ -38,7 +38,7 @@
 //! *Direct.* Each org lets through what its slots and its quota buckets do: the first call alone, then a quarter of the cap, doubled
 //! with each window of answers ([`aimd`](crate::aimd)); at first what the buckets hold, then what comes back. Little's law ties
 //! slots to latency. When the last call is sent, those in flight end, each with what is left of its own time: that is the tail. A client
-//! process that is slower than all this stretches it.
+//! process that is slower than all this sends what it is behind with at its own rate.
 //!
 //! *Batches.* Rows are cut into batches, and batches run in lanes (batches at work at once, over all orgs). A batch takes
 //! a lognormal time that grows with its rows, and is *wedged* with a chance that grows with their square: it never begins, keeps its
