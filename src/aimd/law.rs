@@ -266,7 +266,8 @@ impl Law {
             self.busy = Some(now);
             self.grow_later(2.0, now);
         }
-        if self.busy.is_none() || in_flight as f64 >= start {
+        // Of a start that is no whole number as many are in flight as ever can be.
+        if self.busy.is_none() || in_flight as f64 >= start.floor() {
             self.busy = Some(now);
         }
         self.young += 1;
@@ -294,7 +295,7 @@ impl Law {
     pub(crate) fn admits_by_time(&self, in_flight: usize, seen: Instant) -> bool {
         let start = self.warm_up();
         // Being idle is of no consequence for a limit that begins where it ends.
-        let idles = self.open > start || start < self.cap as f64 && in_flight as f64 + 1.0 >= start;
+        let idles = self.open > start || start < self.cap as f64 && in_flight as f64 + 1.0 >= start.floor();
         idles || self.busy.is_none() || self.meter.is_none() || self.opens_by_time(seen)
     }
 

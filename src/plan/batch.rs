@@ -7,7 +7,7 @@
 
 use super::{
     fleet::BatchModel,
-    spread::{Spread, normal_quantile, rising},
+    spread::{Spread, evenly, normal, normal_quantile, zero, zeros},
 };
 
 /// Rows a batch that are tried. An earlier dispatcher's default is among them.
@@ -22,6 +22,8 @@ const TOKEN_BYTES: f64 = 4.0;
 /// Numbers of wedged batches that are told apart, one by one where few are expected, else as quantiles.
 const WEDGED: usize = 12;
 const QUANTILES: usize = 8;
+/// How exactly times are found, as a part of them.
+const CLOSE: f64 = 1e-5;
 
 /// How a workload is cut into batches, whatever its number of rows.
 #[derive(Clone, Debug)]
@@ -30,6 +32,8 @@ pub(crate) struct Lanes {
     /// Batches at work at once, of each org.
     pub(crate) each: Vec<usize>,
     model: BatchModel,
+    /// Full batches.
+    full: Renewals,
     /// How long the rows of one wedged batch take on the direct path.
     redo: f64,
 }
@@ -54,7 +58,9 @@ impl Lanes {
         let chosen = chunks().filter(|chunk| price(*chunk) <= best * NEARLY).min()?;
         let chunk = model.chunk.map_or(chosen, |chunk| chunk.min(most));
         let fits = |(most, rows): &(usize, u64)| (*most).min(((*rows as f64 * OURS) as u64 / chunk) as usize);
-        Some(Lanes { chunk, each: orgs.iter().map(fits).collect(), model: model.clone(), redo: 0.0 })
+        let each: Vec<_> = orgs.iter().map(fits).collect();
+        let full = Renewals::new(turnaround(model, chunk as f64), each.iter().sum::<usize>() as f64);
+        Some(Lanes { chunk, each, model: model.clone(), full, redo: 0.0 })
     }
 
     /// What the rows of one wedged batch take when they are sent direct.
@@ -84,14 +90,16 @@ impl Lanes {
     pub(crate) fn run(&self, rows: u64) -> Batches {
         let size = rows.min(self.chunk) as f64;
         let (batches, lanes) = (self.batches(rows) as f64, self.all() as f64);
-        let batch = turnaround(&self.model, size);
-        let first = lanes.min(batches);
-        let later = batches - first;
-        let (begins, first_end, deviation) = begun(&batch, lanes, later);
         // What is left over is a smaller batch, and the last.
         let left = rows - (rows - 1) / self.chunk * self.chunk;
         let last = turnaround(&self.model, left as f64);
-        let full_begins = begun(&batch, lanes, later - 1.0).0;
+        let batch = if rows < self.chunk { last } else { self.full.batch };
+        let first = lanes.min(batches);
+        let later = batches - first;
+        let begins = self.full.ended(later);
+        let full_begins = self.full.ended(later - 1.0);
+        let first_end = self.full.first.min(begins);
+        let deviation = self.full.deviation(later, begins);
         let mut run = Batches {
             batch,
             last,
@@ -139,33 +147,65 @@ fn wedged(mean: f64) -> Vec<(f64, f64)> {
     all
 }
 
-/// When the last of so many later batches begins, when the first of them does, and the standard deviation of the former.
-fn begun(batch: &Spread, lanes: f64, later: f64) -> (f64, f64, f64) {
-    if later <= 0.0 {
-        return (0.0, 0.0, 0.0);
+/// Batches one after the other in each of some lanes.
+#[derive(Clone, Debug)]
+struct Renewals {
+    batch: Spread,
+    lanes: f64,
+    /// Of one, of two, ... in a row: the logarithm's mean and standard deviation.
+    sums: Vec<(f64, f64)>,
+    /// The first has ended.
+    first: f64,
+}
+
+/// From so many a lane on the time is a line.
+const STEADY: f64 = 10.0;
+
+impl Renewals {
+    fn new(batch: Spread, lanes: f64) -> Self {
+        let sum = |count: usize| batch.times(count as f64).logarithm();
+        let mut all = Renewals { batch, lanes, sums: (1..=(STEADY * 1.6) as usize + 3).map(sum).collect(), first: 0.0 };
+        all.first = all.ended(1.0);
+        all
     }
-    let (mean, cv2) = (batch.mean(), batch.cv().powi(2));
-    let nth = |count: f64| {
-        let each = (count - 0.4) / lanes;
-        if each > 10.0 {
-            return mean * (each + (1.0 - cv2) / 2.0);
+
+    /// When so many have ended, in all lanes.
+    fn ended(&self, count: f64) -> f64 {
+        if count <= 0.0 {
+            return 0.0;
+        }
+        let (mean, each) = (self.batch.mean(), (count - 0.4) / self.lanes);
+        if each > STEADY {
+            return mean * (each + (1.0 - self.batch.cv().powi(2)) / 2.0);
         }
         // How many have ended in a lane by then: the sum over the chances that at least one has, at least two, ...
-        let sums: Vec<Spread> = (1..=(each * 1.6) as usize + 3).map(|count| batch.times(count as f64)).collect();
-        let ended = |at: f64| sums.iter().map(|sum| sum.below(at)).sum::<f64>();
-        rising(0.0, mean * (each + 6.0), 18, |at| ended(at) >= each)
-    };
-    let last = nth(later);
-    let part = later / (lanes + 1.0);
-    let deviation = if part < 0.8 {
-        // The spread of one of few in order.
-        let width = mean * 1e-3;
-        let density = (batch.below(last + width) - batch.below(last - width)) / (2.0 * width);
-        (part * (1.0 - part) / (lanes + 2.0)).sqrt() / density.max(1e-12)
-    } else {
-        (batch.variance() * later).sqrt() / lanes
-    };
-    (last, nth(1.0).min(last), deviation.min(last))
+        let sums = &self.sums[..(each * 1.6) as usize + 3];
+        let by = |at: f64| {
+            let ln = at.ln();
+            let chances = sums.iter().map(|(mu, sigma)| (ln - mu) / sigma).take_while(|z| *z > -6.0);
+            chances.map(|z| if z > 6.0 { 1.0 } else { normal(z) }).sum::<f64>()
+        };
+        let most = mean * (each + 6.0);
+        zero(0.0, most, most * CLOSE / 4.0, |at| by(at) - each)
+    }
+
+    /// The standard deviation of the time at which so many have ended.
+    fn deviation(&self, count: f64, ended: f64) -> f64 {
+        if count <= 0.0 {
+            return 0.0;
+        }
+        let Renewals { batch, lanes, .. } = self;
+        let part = count / (lanes + 1.0);
+        let deviation = if part < 0.8 {
+            // The spread of one of few in order.
+            let width = batch.mean() * 1e-3;
+            let density = (batch.below(ended + width) - batch.below(ended - width)) / (2.0 * width);
+            (part * (1.0 - part) / (lanes + 2.0)).sqrt() / density.max(1e-12)
+        } else {
+            (batch.variance() * count).sqrt() / lanes
+        };
+        deviation.min(ended)
+    }
 }
 
 /// So many batches.
@@ -211,55 +251,66 @@ impl Batches {
         begins
     }
 
-    /// The chance that all have ended by `x`, if so many are wedged and the last begins then.
-    fn ended(&self, wedged: f64, begins: f64, x: f64) -> f64 {
+    /// The chance that all have ended by `x`, if so many are wedged and the last begins then; as its logarithm, turned round.
+    fn late(&self, wedged: f64, begins: f64, x: f64) -> f64 {
+        let left = x - self.stuck - self.redo;
+        if x <= begins || wedged > 0.0 && left < 0.0 {
+            return f64::INFINITY;
+        }
+        let all = |count: f64, chance: f64| if count > 0.0 && chance < 1.0 { -count * chance.ln() } else { 0.0 };
         let sound = (1.0 - wedged / self.batches).max(0.0);
         let later = self.batches - self.first;
         // The last begins for sure, and so does the one before it; those before that, evenly.
-        let mut all = self.last.below(x - begins).powf(sound);
+        let mut ends = self.last.below(x - begins);
         let full = self.first - if later > 0.0 { 0.0 } else { 1.0 };
-        all *= self.batch.below(x).powf(full * sound);
-        if later > 1.0 && all > 0.0 {
+        let mut late = all(full * sound, self.batch.below(x));
+        if later > 1.0 && ends > 0.0 {
             let scale = begins / self.begins.max(1e-9);
             let (from, until) = (self.first_end * scale, self.full_begins * scale);
-            all *= self.batch.below(x - until).powf(sound);
+            let (longer, going) = self.batch.going_on(x - until);
+            ends *= 1.0 - longer;
             if later > 2.0 && until > from {
-                let going = self.batch.going_on(x - from) - self.batch.going_on(x - until);
-                all *= (-(later - 2.0) * sound / (until - from) * going).exp();
+                late += (later - 2.0) * sound / (until - from) * (self.batch.going_on(x - from).1 - going);
             }
         }
+        late += all(sound, ends);
         if wedged > 0.0 {
-            let left = x - self.stuck - self.redo;
             let at_once = self.first / self.batches;
             let then = if begins > 0.0 { (left / begins).clamp(0.0, 1.0) } else { 1.0 };
-            let begun = if left < 0.0 { 0.0 } else { at_once + (1.0 - at_once) * then };
-            all *= begun.powf(wedged);
+            late += all(wedged, at_once + (1.0 - at_once) * then);
         }
-        all
+        late
     }
 
     /// The chance that all have ended by `x`.
-    fn below(&self, x: f64) -> f64 {
+    pub(crate) fn below(&self, x: f64) -> f64 {
         let mut sum = 0.0;
         for (wedged, chance, begins) in &self.wedged {
             // Three points of a normal (Gauss and Hermite).
             let off = self.deviation * 3.0_f64.sqrt();
-            let at = |off: f64| self.ended(*wedged, (begins + off).max(0.0), x);
+            let at = |off: f64| (-self.late(*wedged, (begins + off).max(0.0), x)).exp();
             sum += chance * if self.deviation > 0.0 { (at(-off) + 4.0 * at(0.0) + at(off)) / 6.0 } else { at(0.0) };
         }
         sum
     }
 
-    /// The time by which all have ended, with this chance.
-    pub(crate) fn quantile(&self, part: f64) -> f64 {
+    /// They have hardly ever ended earlier.
+    fn least(&self) -> f64 {
+        self.batch.quantile(1e-4)
+    }
+
+    /// The times by which all have ended, with these chances, which rise.
+    pub(crate) fn quantiles<const N: usize>(&self, parts: [f64; N]) -> [f64; N] {
         let most = self.begins * 3.0 + self.batch.far() + self.stuck + self.redo;
-        rising(self.batch.quantile(1e-4).ln(), most.ln(), 20, |ln| self.below(ln.exp()) >= part).exp()
+        let by = |ln: f64| evenly(self.below(ln.exp()));
+        zeros(self.least().ln(), most.ln(), CLOSE, parts.map(evenly), by).map(f64::exp)
     }
 
     /// The mean.
     pub(crate) fn mean(&self) -> f64 {
         let most = self.begins * 2.0 + self.batch.far();
-        let median = rising(0.0, most, 16, |x| self.ended(0.0, self.begins, x) >= 0.5);
+        let by = |ln: f64| std::f64::consts::LN_2.ln() - self.late(0.0, self.begins, ln.exp()).max(0.0).ln();
+        let median = zero(self.least().ln(), most.ln(), CLOSE, by).exp();
         self.wedged.iter().map(|(wedged, chance, begins)| chance * self.mean_with(*wedged, *begins, median)).sum()
     }
 
@@ -296,8 +347,23 @@ mod tests {
         let model = BatchModel::default().wedge_rows(f64::INFINITY).poll(std::time::Duration::ZERO);
         let lanes = Lanes::new(&[(4, 8_000)], &model, 400.0).unwrap();
         let run = lanes.run(500);
-        assert!((run.quantile(0.5) - 300.0).abs() < 1.0, "{}", run.quantile(0.5));
-        assert!(run.quantile(0.9) / run.quantile(0.5) > 1.8);
+        let [median, late] = run.quantiles([0.5, 0.9]);
+        assert!((median - 300.0).abs() < 1.0, "{median}");
+        assert!(late / median > 1.8);
+    }
+
+    #[test]
+    fn quantiles_at_a_jump_are_in_order_and_at_it() {
+        // More than half of all runs have a wedged batch, and none of those is over before it is given up and its rows are answered.
+        let model = BatchModel::default().wedge_rows(3_000.0).chunk(1_000);
+        let lanes = Lanes::new(&[(8, 100_000)], &model, 400.0).unwrap();
+        for redo in 1..200 {
+            let jump = 4.0 * 3_600.0 + f64::from(redo);
+            let times = lanes.clone().redo(f64::from(redo)).run(8_000).quantiles([0.1, 0.5, 0.6, 0.9]);
+            assert!(times.is_sorted(), "{times:?}");
+            let off = times.map(|time| time - jump);
+            assert!(off[1..].iter().all(|off| (-1e-6..=jump * CLOSE * 1.01).contains(off)), "{times:?}: {jump}");
+        }
     }
 
     #[test]

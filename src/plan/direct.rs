@@ -4,13 +4,15 @@
 //! opens them: one call alone, then a quarter of the cap, doubled with each window of answers. The curves of all orgs together
 //! reach `n` when the last call is sent; then the calls in flight end, each with what is left of its own time.
 
-use super::spread::{Spread, normal_quantile, rising};
+use super::spread::{Spread, evenly, normal_quantile, zero, zeros};
 use crate::{aimd, dialect::Resource};
 
 /// Faster than this the limiter does not double.
 const DOUBLING: f64 = 0.1;
 /// What is nothing, in calls and tokens.
 const NOTHING: f64 = 1e-9;
+/// How exactly times are found, as a part of what calls take.
+const CLOSE: f64 = 1e-5;
 
 /// One org, as far as it matters to one kind of call.
 #[derive(Clone, Debug)]
@@ -150,17 +152,24 @@ impl Member {
 impl Pool {
     /// When each org's first call, which goes alone, is answered: by the order in which they are expected.
     fn openings(&self) -> Vec<f64> {
-        let count = self.members.len() as f64;
         let mut order: Vec<usize> = (0..self.members.len()).collect();
         let medians: Vec<f64> = self.members.iter().map(|member| member.latency.quantile(0.5)).collect();
         order.sort_by(|a, b| medians[*a].total_cmp(&medians[*b]));
         let (least, most) = medians.iter().fold((f64::INFINITY, 0.0_f64), |(l, m), x| (l.min(*x), m.max(*x)));
         let mut openings = vec![0.0; self.members.len()];
         for (nth, member) in order.into_iter().enumerate() {
-            // The median of the nth of so many.
-            let part = (nth as f64 + 0.7) / (count + 0.4);
-            let all = |x: f64| self.members.iter().map(|member| member.latency.below(x)).sum::<f64>() / count;
-            openings[member] = rising((least / 30.0).ln(), (most * 30.0).ln(), 24, |ln| all(ln.exp()) >= part).exp();
+            // The median of the nth: so many less a half are expected to be answered, but for what the sum of chances is askew.
+            let answered = |x: f64| {
+                let chances = self.members.iter().map(|member| member.latency.below(x));
+                let (sum, variance, askew) = chances.fold((0.0, 1e-9, 0.0), |(sum, variance, askew), p| {
+                    let own = p * (1.0 - p);
+                    (sum + p, variance + own, askew + own * (1.0 - 2.0 * p))
+                });
+                sum - askew / (6.0 * variance)
+            };
+            let half = nth as f64 + 0.5;
+            openings[member] =
+                zero((least / 30.0).ln(), (most * 30.0).ln(), 1e-6, |ln| answered(ln.exp()) - half).exp();
         }
         openings
     }
@@ -172,9 +181,9 @@ impl Pool {
 
     fn opened(&self, openings: Vec<f64>) -> Curves<'_> {
         let each = self.members.iter().zip(&openings);
-        let curves = each.map(|(member, opened)| member.admitted(*opened)).collect();
-        let far = self.members.iter().map(|member| member.latency.far()).collect();
-        Curves { pool: self, openings, curves, far }
+        let curves: Vec<_> = each.map(|(member, opened)| member.admitted(*opened)).collect();
+        let corners = corners(&curves);
+        Curves { pool: self, openings, curves, corners }
     }
 
     fn twice(&self, lever: Lever) -> Pool {
@@ -205,36 +214,45 @@ pub(crate) struct Curves<'a> {
     pool: &'a Pool,
     openings: Vec<f64>,
     curves: Vec<Vec<Piece>>,
-    /// A time that hardly a call of each org takes.
-    far: Vec<f64>,
+    /// All orgs' together: when, the jump then, and by how much the rate changes.
+    corners: Vec<(f64, f64, f64)>,
 }
 
 /// So many calls sent over these curves.
 #[derive(Debug)]
 pub(crate) struct Run<'a> {
     curves: &'a Curves<'a>,
-    /// When the last is sent, if the client is quick enough.
+    /// When the last is admitted.
     sent: f64,
     /// The part of the jumps at that moment that is still needed.
     last: f64,
-    /// By this the client stretches time.
-    stretch: f64,
+    /// From then on the client is behind, if it is at the end.
+    keeps_up: f64,
+    /// When the client sends the last.
+    end: f64,
+}
+
+fn corners(curves: &[Vec<Piece>]) -> Vec<(f64, f64, f64)> {
+    let mut corners = Vec::with_capacity(curves.iter().map(Vec::len).sum());
+    for curve in curves {
+        let mut before = 0.0;
+        for piece in curve {
+            corners.push((piece.from, piece.jump, piece.rate - before));
+            before = piece.rate;
+        }
+    }
+    corners.sort_by(|a, b| a.0.total_cmp(&b.0));
+    corners
 }
 
 impl Curves<'_> {
-    /// All orgs' together: the moment at which `n` are sent, and the part of the jumps of that moment that is needed.
-    fn reach(&self, n: f64) -> (f64, f64) {
-        let mut corners: Vec<(f64, f64, f64)> = Vec::new();
-        for curve in &self.curves {
-            let mut before = 0.0;
-            for piece in curve {
-                corners.push((piece.from, piece.jump, piece.rate - before));
-                before = piece.rate;
-            }
-        }
-        corners.sort_by(|a, b| a.0.total_cmp(&b.0));
+    /// So many calls. All orgs' curves together tell when they are admitted. The client sends what is admitted after some moment at its
+    /// own rate at best: the last call waits for the worst of these moments.
+    pub(crate) fn run(&self, n: f64) -> Run<'_> {
         let (mut sum, mut rate, mut at) = (0.0, 0.0_f64, 0.0);
-        let mut corners = corners.into_iter().peekable();
+        let each = 1.0 / self.pool.client;
+        let (mut keeps_up, mut behind) = (0.0, 0.0_f64);
+        let mut corners = self.corners.iter().copied().peekable();
         while let Some((from, mut jump, mut turn)) = corners.next() {
             while let Some((_, more, by)) = corners.next_if(|next| next.0 <= from) {
                 (jump, turn) = (jump + more, turn + by);
@@ -244,68 +262,85 @@ impl Curves<'_> {
                 break;
             }
             (sum, at) = (sum + more, from);
+            if at - sum * each > behind {
+                (keeps_up, behind) = (at, at - sum * each);
+            }
             if sum + jump >= n {
-                return (at, (n - sum) / jump);
+                let end = at.max(behind + n * each);
+                return Run { curves: self, sent: at, last: (n - sum) / jump, keeps_up, end };
             }
             sum += jump;
             rate = (rate + turn).max(0.0);
         }
-        (at + (n - sum) / rate, 1.0)
+        let sent = at + (n - sum) / rate;
+        Run { curves: self, sent, last: 1.0, keeps_up, end: sent.max(behind + n * each) }
     }
 
-    /// The median time of so many calls with one limit doubled.
-    pub(crate) fn relieved(&self, lever: Lever, n: f64) -> f64 {
+    /// The median time of so many calls with one limit doubled, if it is less than this.
+    pub(crate) fn relieved(&self, lever: Lever, n: f64, than: f64) -> Option<f64> {
         // When first calls are answered has nothing to do with limits.
-        self.pool.twice(lever).opened(self.openings.clone()).run(n).median()
-    }
-
-    pub(crate) fn run(&self, n: f64) -> Run<'_> {
-        let (sent, last) = self.reach(n);
-        let stretch = (n / self.pool.client / sent.max(NOTHING)).max(1.0);
-        Run { curves: self, sent, last, stretch }
+        let pool = self.pool.twice(lever);
+        let curves = pool.opened(self.openings.clone());
+        let run = curves.run(n);
+        run.ends_by(than, 0.5).then(|| run.median()).filter(|median| *median < than)
     }
 }
 
 impl Run<'_> {
-    /// The chance, as its logarithm, that by `x` all is answered.
-    fn answered(&self, x: f64) -> f64 {
-        let mut ln = 0.0;
-        let Curves { pool, curves, far, .. } = self.curves;
-        for ((member, curve), far) in pool.members.iter().zip(curves).zip(far) {
-            let latency = &member.latency;
-            for (nth, piece) in curve.iter().enumerate() {
-                if piece.from > self.sent {
-                    break;
-                }
+    /// When the client sends what is admitted then.
+    fn sends(&self, at: f64) -> f64 {
+        if at >= self.sent {
+            self.end
+        } else if at <= self.keeps_up {
+            at
+        } else {
+            at + (at - self.keeps_up) / (self.sent - self.keeps_up) * (self.end - self.sent)
+        }
+    }
+
+    /// How many calls are expected to be unanswered at `x`, sent or not. Each of many is late with a small chance: the chance that none
+    /// is, is Poisson's.
+    fn late(&self, x: f64) -> f64 {
+        let mut late = 0.0;
+        let Curves { pool, curves, .. } = self.curves;
+        for (member, curve) in pool.members.iter().zip(curves) {
+            // What began then: the chance that it goes on, and what of a flow that began then does.
+            let since = |at: f64| member.latency.going_on(x - at);
+            let mut from = 0.0;
+            let mut begun = since(0.0);
+            for (nth, piece) in curve.iter().enumerate().take_while(|(_, piece)| piece.from <= self.sent) {
                 let until = curve.get(nth + 1).map_or(f64::INFINITY, |next| next.from).min(self.sent);
-                let (from, until) = (piece.from * self.stretch, until * self.stretch);
-                if x - until > *far {
-                    continue;
-                }
-                // Each of many is late with a small chance: the chance that none is, is Poisson's.
                 if piece.jump > 0.0 {
                     let part = if piece.from >= self.sent { self.last } else { 1.0 };
-                    ln -= piece.jump * part * (1.0 - latency.below(x - from));
+                    late += piece.jump * part * begun.0;
                 }
-                if piece.rate > 0.0 && until > from {
-                    ln -= piece.rate / self.stretch * (latency.going_on(x - from) - latency.going_on(x - until));
+                if until > piece.from {
+                    let sends = self.sends(until);
+                    let then = since(sends);
+                    late += piece.rate * (until - piece.from) / (sends - from) * (begun.1 - then.1);
+                    (from, begun) = (sends, then);
                 }
             }
         }
-        ln
+        late
     }
 
-    /// When everything but the latest calls is done, by which they are late: with this chance.
-    fn ends(&self, part: f64, times: u32) -> f64 {
-        let most = self.curves.far.iter().copied().fold(0.0, f64::max);
-        let (from, part) = (self.sent * self.stretch, part.ln());
-        rising((most * 1e-5).ln(), most.ln(), times, |ln| self.answered(from + ln.exp()) >= part).exp() + from
+    /// Whether everything but the latest calls is done by `x`, with this chance.
+    pub(crate) fn ends_by(&self, x: f64, part: f64) -> bool {
+        self.late(x) <= -part.ln()
+    }
+
+    /// When everything but the latest calls is done, by which they are late: with these chances, which rise.
+    fn ends<const N: usize>(&self, parts: [f64; N]) -> [f64; N] {
+        let most = self.curves.pool.members.iter().map(|member| member.latency.far()).fold(0.0, f64::max);
+        // Its logarithm falls about evenly with that of the time.
+        let early = |ln: f64| -self.late(self.end + ln.exp()).max(0.0).ln();
+        zeros((most * CLOSE).ln(), most.ln(), CLOSE, parts.map(evenly), early).map(|ln| ln.exp() + self.end)
     }
 
     /// How far the moment of the last sending is off: what calls take and what tokens they cost add up at random.
     fn deviation(&self) -> f64 {
         let (mut rate, mut variance) = (0.0, 0.0);
-        let span = self.sent * self.stretch;
         for member in &self.curves.pool.members {
             let (own, lever) = member.steady();
             let cv = match lever {
@@ -314,26 +349,38 @@ impl Run<'_> {
                 Lever::Client => 0.0,
             };
             // The first call, which goes alone, delays all that its org admits.
-            variance += own * span * cv * cv + own * own * member.latency.variance().min(span * span / 12.0);
+            variance +=
+                own * self.end * cv * cv + own * own * member.latency.variance().min(self.end * self.end / 12.0);
             rate += own;
         }
-        if self.stretch > 1.0 { 0.0 } else { variance.sqrt() / rate }
+        if self.end > self.sent { 0.0 } else { variance.sqrt() / rate }
     }
 
     /// The median time until all is answered.
     pub(crate) fn median(&self) -> f64 {
-        self.ends(0.5, 20)
+        let [median] = self.ends([0.5]);
+        median
     }
 
-    /// The times by which all is answered, with these chances.
-    pub(crate) fn quantiles<const N: usize>(&self, parts: [f64; N]) -> [f64; N] {
-        let (median, deviation) = (self.ends(0.5, 20), self.deviation());
-        parts.map(|part| {
-            if part == 0.5 {
-                return median;
-            }
-            let (tail, drift) = (self.ends(part, 20) - median, normal_quantile(part) * deviation);
-            (median + tail.hypot(drift).copysign(part - 0.5)).max(0.0)
-        })
+    /// Whether a quantile above the median is no later than `by`.
+    pub(crate) fn quantile_by(&self, part: f64, by: f64) -> bool {
+        let (median, drift) = (self.median(), normal_quantile(part) * self.deviation());
+        // What is left for the tail when drift has had its part.
+        let left = (by - median).powi(2) - drift * drift;
+        by >= median && left >= 0.0 && self.ends_by(median + left.sqrt(), part)
+    }
+
+    /// The times by which all is answered, with these chances: one below a half, that or more, and more again.
+    pub(crate) fn quantiles(&self, parts: [f64; 3]) -> [f64; 3] {
+        let [low, middle, high] = parts;
+        let [low, median, middle, high] = self.ends([low, 0.5, middle, high]);
+        let deviation = self.deviation();
+        let drift = parts.map(|part| normal_quantile(part) * deviation);
+        let early = (median - low).hypot(drift[0]);
+        [
+            (median - early).max(0.0),
+            median + (middle - median).hypot(drift[1]),
+            median + (high - median).hypot(drift[2]),
+        ]
     }
 }

@@ -38,7 +38,7 @@
 //! *Direct.* Each org lets through what its slots and its quota buckets do: the first call alone, then a quarter of the cap, doubled
 //! with each window of answers ([`aimd`](crate::aimd)); at first what the buckets hold, then what comes back. Little's law ties
 //! slots to latency. When the last call is sent, those in flight end, each with what is left of its own time: that is the tail. A client
-//! process that is slower than all this stretches it.
+//! process that is slower than all this sends what it is behind with at its own rate.
 //!
 //! *Batches.* Rows are cut into batches, and batches run in lanes (batches at work at once, over all orgs). A batch takes
 //! a lognormal time that grows with its rows, and is *wedged* with a chance that grows with their square: it never begins, keeps its
@@ -190,16 +190,20 @@ impl Desk<'_> {
             return Forecast { time: Estimate::default(), cost: self.dollars(0), binds: Binds::Nothing };
         }
         let run = self.curves.run(self.calls(n));
-        Forecast { time: estimate(run.quantiles(RANGE), None), cost: self.dollars(n), binds: self.direct_binds() }
+        let time = run.quantiles(RANGE);
+        Forecast { time: estimate(time, None), cost: self.dollars(n), binds: self.direct_binds(time[1]) }
     }
 
     /// What shortens the run most when it is doubled.
-    fn direct_binds(&self) -> Binds {
+    fn direct_binds(&self, now: f64) -> Binds {
         let calls = self.calls(self.work.n);
-        let now = self.curves.run(calls).median();
-        let without = |lever| self.curves.relieved(lever, calls);
-        let best = self.pool.levers().map(|lever| (lever, without(lever))).min_by(|a, b| a.1.total_cmp(&b.1));
-        let Some((lever, _)) = best.filter(|(_, then)| *then < now * (1.0 - NOTICED)) else { return Binds::Latency };
+        let mut best = (None, now * (1.0 - NOTICED));
+        for lever in self.pool.levers() {
+            if let Some(then) = self.curves.relieved(lever, calls, best.1) {
+                best = (Some(lever), then);
+            }
+        }
+        let Some(lever) = best.0 else { return Binds::Latency };
         // Of those that it stops in the long run, the one that would do most.
         let stopped = self.pool.members.iter().filter(|member| member.steady().1 == lever);
         let most = stopped.max_by(|a, b| a.steady().0.total_cmp(&b.steady().0));
@@ -229,13 +233,14 @@ impl Desk<'_> {
         } else {
             Binds::BatchesInFlight
         };
-        Forecast { time: estimate(RANGE.map(|part| run.quantile(part)), Some(run.mean())), cost, binds }
+        Forecast { time: estimate(run.quantiles(RANGE), Some(run.mean())), cost, binds }
     }
 
     /// Whether batches are the better half of an even trade: twice as long for half the price is one.
     fn trades(&self, lanes: &Lanes, rows: u64) -> bool {
-        let direct = self.curves.run(self.calls(rows)).median();
-        lanes.run(rows).mean() * self.batch_price(lanes, rows) <= direct
+        let batch = lanes.run(rows).mean() * self.batch_price(lanes, rows);
+        // Its median is later: to know that, it need not be found.
+        !self.curves.run(self.calls(rows)).ends_by(batch, 0.5)
     }
 
     /// From how many rows on it is.
@@ -244,8 +249,10 @@ impl Desk<'_> {
         if !self.trades(lanes, MOST_ROWS as u64) {
             return None;
         }
-        let from = spread::rising(least.ln(), MOST_ROWS.ln(), 16, |ln| self.trades(lanes, ln.exp() as u64)).exp();
-        Some(if self.trades(lanes, least as u64) { least as u64 } else { from as u64 })
+        if self.trades(lanes, least as u64) {
+            return Some(least as u64);
+        }
+        Some(spread::rising(least.ln(), MOST_ROWS.ln(), 16, |ln| self.trades(lanes, ln.exp() as u64)).exp() as u64)
     }
 
     fn decide(&self) -> Result<Plan, PlanError> {
@@ -320,22 +327,25 @@ impl Desk<'_> {
         // Both must keep it.
         let each = SURE.sqrt();
         let n = self.work.n;
-        let whole = |count: f64| (count as u64).saturating_mul(lanes.chunk).min(n - 1);
-        let in_time = |rows: u64| rows == 0 || lanes.run(rows).quantile(each) <= deadline;
-        let direct_in_time = |rows: u64| self.curves.run(self.calls(n - rows)).quantiles([each])[0] <= deadline;
-        let most = lanes.batches(n - 1) as f64;
+        let whole = |count: u64| count.saturating_mul(lanes.chunk).min(n - 1);
+        let in_time = |rows: u64| rows == 0 || lanes.run(rows).below(deadline) >= each;
+        let direct_in_time = |rows: u64| self.curves.run(self.calls(n - rows)).quantile_by(each, deadline);
+        let most = lanes.batches(n - 1);
         let rows = if self.work.objective == Objective::Latency {
-            whole(spread::rising(0.0, most, 20, |count| direct_in_time(whole(count.ceil()))).ceil())
+            whole(spread::first(most, |count| direct_in_time(whole(count))))
         } else {
-            whole((spread::rising(0.0, most + 1.0, 20, |count| !in_time(whole(count.floor()))) - 1e-3).floor())
+            whole(spread::first(most + 1, |count| !in_time(whole(count))) - 1)
         };
         if rows < self.fleet.batch.least_rows.max(1) || !in_time(rows) || !direct_in_time(rows) {
             return None;
         }
         let (batch, direct) = (lanes.run(rows), self.curves.run(self.calls(n - rows)));
         let of_each = RANGE.map(f64::sqrt);
-        let direct = direct.quantiles(of_each);
-        let later = [0, 1, 2].map(|i| batch.quantile(of_each[i]).max(direct[i]));
+        let (batch, direct) = (batch.quantiles(of_each), direct.quantiles(of_each));
+        let later = [0, 1, 2].map(|i| batch[i].max(direct[i]));
+        // Both were seen to keep it: what is beyond is only how exactly times are found.
+        debug_assert!(later[2] <= deadline * (1.0 + 1e-4), "{later:?} by {deadline}");
+        let later = later.map(|time| time.min(deadline));
         Some((rows, estimate(later, None)))
     }
 

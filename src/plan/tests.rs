@@ -308,6 +308,13 @@ fn no_more(a: Duration, b: Duration) -> bool {
     s(a) <= s(b) * 1.001 + 1e-3
 }
 
+/// How long the last of all in flight takes, with all slots taken, in seven runs of ten. Long calls are met more often than begun.
+fn last_in_flight(limits: &Limits) -> f64 {
+    let (mu, sigma) = limits.latency.spread().logarithm();
+    let one_of = spread::normal_quantile(1.0 - 0.35 / limits.slots(MODEL) as f64);
+    (mu + sigma * (sigma + one_of)).exp()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
@@ -347,7 +354,7 @@ proptest! {
         let after = plan(&work(n, Objective::Latency), &richer).unwrap();
         // With more in flight at the end more may be late: by a long call at the slowest org. And an org that joins may be slow itself.
         let latencies = fleet.orgs.iter().flat_map(|org| &org.models).map(|(_, limits)| s(limits.latency.p95));
-        let joined = if which == 3 { 2.0 * s(org.latency.p95) } else { 0.1 };
+        let joined = if which == 3 { last_in_flight(&org) } else { 0.1 };
         let slack = 0.02 * s(before.direct.time.median) + latencies.fold(0.0, f64::max) + joined;
         prop_assert!(s(after.direct.time.median) <= s(before.direct.time.median) + slack, "{before}\n{after}");
     }

@@ -504,6 +504,24 @@ fn growth_is_bounded_by_time_however_fast_the_answers() {
     assert_eq!(law.limit(), 800.0);
 }
 
+/// A quarter of 71 is 17.75: with 17 in flight it is as busy as it may be.
+#[test]
+fn an_org_whose_slots_are_all_taken_is_not_idle_where_the_start_is_no_whole_number() {
+    let mut law = law(71, 0.25);
+    let mut now = Instant::now();
+    let first = law.admitted(1, now);
+    now += 8 * SECOND;
+    law.ended(first, ok(), 1, now);
+    assert_eq!(law.slots(now), 17);
+    let calls: Vec<_> = (1..=17).map(|n| law.admitted(n, now)).collect();
+    now += 6 * SECOND;
+    for call in calls {
+        law.ended(call, ok(), 17, now);
+        law.admitted(17, now);
+    }
+    assert_eq!(law.slots(now), 35);
+}
+
 #[test]
 fn after_an_idle_phase_a_burst_begins_with_the_warm_up_and_the_limit_stays() {
     let (mut law, mut now) = open(100, 0.25);
