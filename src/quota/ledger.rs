@@ -330,7 +330,7 @@ impl Quota {
         };
         // Arrivals over many connections are permuted: what was sent just before may have come in after.
         let sure = sent - self.guard;
-        let from = self.ledger.partition_point(|entry| entry.sent <= sure);
+        let from = self.first_sent_after(sure);
         // All from there on, but for this one.
         let uncounted = self.uncounted(from, position);
         for resource in Resource::ALL {
@@ -379,6 +379,18 @@ impl Quota {
         let own = if from <= except { self.ledger[except].cost } else { PerResource::default() };
         self.look_since(from);
         std::array::from_fn(|i| self.spent[i] - before[i] - self.since.corrected[i] - own[i])
+    }
+
+    /// The first call that was sent later than this. Mostly it is a few further than the one that was asked for last; else it is
+    /// searched by halves.
+    fn first_sent_after(&self, time: Seconds) -> usize {
+        let (calls, last) = (self.ledger.len(), self.position(self.since.call).unwrap_or(self.ledger.len()));
+        let is_it =
+            |at: usize| (at == 0 || self.ledger[at - 1].sent <= time) && (at == calls || self.ledger[at].sent > time);
+        let by_halves = || self.ledger.partition_point(|entry| entry.sent <= time);
+        let near = (last..=calls.min(last + 4)).find(|at| is_it(*at));
+        debug_assert!(near.is_none_or(|at| at == by_halves()));
+        near.unwrap_or_else(by_halves)
     }
 
     /// Nearly always a few calls further than the last time.
