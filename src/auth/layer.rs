@@ -74,8 +74,8 @@ impl<S> Layer<S> for OrgAuthLayer {
 }
 
 impl Address {
-    pub(super) fn write(&self, uri: &mut Uri, headers: &mut HeaderMap) {
-        *uri = self.place(uri);
+    /// Puts in the key, and takes out what names another server or has another key.
+    pub(super) fn sign(&self, headers: &mut HeaderMap) {
         headers.remove(HOST);
         let Some(key) = &self.key else { return };
         let (mine, other) = match self.dialect {
@@ -90,7 +90,7 @@ impl Address {
     }
 
     /// The request's path and query, at this address.
-    fn place(&self, uri: &Uri) -> Uri {
+    pub(super) fn place(&self, uri: &Uri) -> Uri {
         // Neither a bare host nor the `*` of OPTIONS names a path.
         let asked = uri.path_and_query().filter(|asked| asked.path() != "*").cloned();
         let asked = asked.unwrap_or_else(|| PathAndQuery::from_static("/"));

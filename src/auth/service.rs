@@ -43,9 +43,9 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request<B>) -> S::Future {
-        let (mut head, body) = request.into_parts();
-        self.address.write(&mut head.uri, &mut head.headers);
-        self.inner.call(Request::from_parts(head, body))
+    fn call(&mut self, mut request: Request<B>) -> S::Future {
+        *request.uri_mut() = self.address.place(request.uri());
+        self.address.sign(request.headers_mut());
+        self.inner.call(request)
     }
 }

@@ -15,7 +15,7 @@ use tower_service::Service;
 
 use super::{
     member::{Asked, Member, Seat},
-    pick::{Ranked, Tier, pick},
+    pick::{Ranked, Tier, pick, pick_well},
     queue::{Model, Queue},
     roster::Roster,
 };
@@ -132,19 +132,29 @@ impl<M> Fleet<M> {
             let untried = self.members.iter().filter(|member| may_serve(member) && failures(member) == 0);
             untried.map(|member| health(member)).reduce(f64::max)
         });
-        let mut open = Ranked::of(self.members.len(), |i| {
-            let member = &self.members[i];
+        let tier = |i: usize| {
+            let member: &Member<M> = &self.members[i];
             (asks(member) && member.allows(model)).then(|| Tier::of(health(member), failures(member), || *best_untried))
-        });
-        while let Some(picked) = pick(open.best(), |i| self.members[i].org.load_at(|| *now)) {
+        };
+        let load = |i: usize| self.members[i].org.load_at(|| *now);
+        let mut well = pick_well(self.members.len(), |i| tier(i) == Some(Tier::Credible), load);
+        // All others are looked at only where that finds nobody.
+        let (mut asked, mut open) = (None, None::<Ranked>);
+        loop {
+            let picked = match well.take() {
+                Some(well) => *asked.insert(well),
+                None => {
+                    let others = || Ranked::of(self.members.len(), |i| if asked == Some(i) { None } else { tier(i) });
+                    pick(open.get_or_insert_with(others).best(), load)?
+                }
+            };
             let member = &self.members[picked];
             match member.ask(slot) {
                 Asked::Called(future, seat) => return Some(Bound::Called(future, seat)),
                 Asked::Failed(error) => return Some(Bound::Failed(error, member.org.clone())),
-                Asked::Pending => open.remove(picked),
+                Asked::Pending => open.iter_mut().for_each(|open| open.remove(picked)),
             }
         }
-        None
     }
 
     /// Asks whom this call may ask, whether or not somebody waits.

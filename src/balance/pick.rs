@@ -63,7 +63,10 @@ impl Ranked {
     fn insert(&mut self, member: usize, tier: usize) {
         let (at, end) = (self.ends[tier], self.ends[2]);
         let numbers = self.numbers();
-        numbers.copy_within(at..end, at + 1);
+        // Nearly always there is nothing to move.
+        if at < end {
+            numbers.copy_within(at..end, at + 1);
+        }
         numbers[at] = member;
         self.ends[tier..].iter_mut().for_each(|end| *end += 1);
     }
@@ -98,13 +101,29 @@ pub(crate) fn pick(open: &[usize], load: impl Fn(usize) -> f64) -> Option<usize>
         [] => None,
         [only] => Some(*only),
         _ => {
-            let first = fastrand::usize(..open.len());
-            // One of the others, all equally likely.
-            let second = (first + fastrand::usize(1..open.len())) % open.len();
+            let (first, second) = two_of(open.len());
             let (a, b) = (open[first], open[second]);
             Some(if load(b) < load(a) { b } else { a })
         }
     }
+}
+
+/// The same of so many members of which most are `well`, that is in the best tier there can be: where the first two that are
+/// drawn both are, nobody else need be looked at. Any two that are well are as likely to be drawn so as by [`pick`] from all
+/// that are. `None` where one of them is not, or there are no two.
+pub(crate) fn pick_well(members: usize, well: impl Fn(usize) -> bool, load: impl Fn(usize) -> f64) -> Option<usize> {
+    if members < 2 {
+        return None;
+    }
+    let (a, b) = two_of(members);
+    (well(a) && well(b)).then(|| if load(b) < load(a) { b } else { a })
+}
+
+/// Two different ones of so many, which are more than one.
+fn two_of(many: usize) -> (usize, usize) {
+    let first = fastrand::usize(..many);
+    // One of the others, all equally likely.
+    (first, (first + fastrand::usize(1..many)) % many)
 }
 
 #[cfg(test)]
@@ -118,6 +137,22 @@ mod tests {
         for _ in 0..1_000 {
             assert_eq!(pick(&[3, 8], |i| i as f64), Some(3));
         }
+    }
+
+    #[test]
+    fn whoever_is_well_is_drawn_as_often_by_a_look_at_two_as_by_a_look_at_all() {
+        fastrand::seed(1);
+        let (well, load) = (|i: usize| i != 1 && i != 4, |i: usize| i as f64);
+        let all: Vec<_> = (0..6).filter(|i| well(*i)).collect();
+        let (mut by_two, mut by_all) = ([0_i32; 6], [0_i32; 6]);
+        for _ in 0..12_000 {
+            by_two[pick_well(6, well, load).or_else(|| pick(&all, load)).unwrap()] += 1;
+            by_all[pick(&all, load).unwrap()] += 1;
+        }
+        assert!(by_two.iter().zip(by_all).all(|(two, all)| (two - all).abs() < 300), "{by_two:?} {by_all:?}");
+        assert_eq!((by_two[1], by_two[4]), (0, 0));
+        assert_eq!((pick_well(0, well, load), pick_well(1, well, load)), (None, None));
+        assert_eq!(pick_well(2, |_| true, load), Some(0));
     }
 
     #[test]

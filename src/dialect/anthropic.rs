@@ -30,7 +30,8 @@ impl ReadQuota for Anthropic {
 }
 
 /// Where a header belongs.
-#[inline]
+// It is called for every header of every answer.
+#[inline(always)]
 pub(super) fn place(name: &str) -> Option<(Resource, Figure)> {
     // By the first letter, not by looking for a dash: this is done a dozen times in every answer.
     let name = name.as_bytes().strip_prefix(b"anthropic-ratelimit-")?;

@@ -1,9 +1,10 @@
 //! A system prompt where Anthropic's API has no place for one.
 
-use std::{error::Error, fmt};
+use std::{error::Error, fmt, sync::LazyLock};
 
 use http::Request;
 use http_body::Body;
+use memchr::memmem::Finder;
 use serde_json::Value;
 
 use super::Check;
@@ -51,12 +52,14 @@ impl fmt::Display for SystemRoleInMessages {
 
 impl Error for SystemRoleInMessages {}
 
+// Built once: building it takes as long as a search.
+static SYSTEM: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"system\""));
+
 /// The first message whose role is `system`.
 fn misplaced(body: &[u8]) -> Option<usize> {
     // On the way of every call, and prompts may be long: most never say the word, and of those that do few as a value.
-    let mut words = memchr::memmem::find_iter(body, b"\"system\"");
     let is_value = |at: usize| body[..at].trim_ascii_end().ends_with(b":");
-    if !words.any(is_value) {
+    if !SYSTEM.find_iter(body).any(is_value) {
         return None;
     }
     let request: Value = serde_json::from_slice(body).ok()?;

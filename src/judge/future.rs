@@ -67,8 +67,8 @@ pin_project! {
         // First the answer's head is awaited, then its body is gathered: at most one of the two is there.
         #[pin]
         head: Option<F>,
-        gathering: Option<Gathering<RB>>,
-        // On the heap: a timer is large, and a future is moved a few times on its way up.
+        // On the heap: it is large, as a timer is, and a future is moved a few times on its way up.
+        gathering: Option<Box<Gathering<RB>>>,
         deadline: Option<Pin<Box<Sleep>>>,
         rules: Arc<Rules>,
         // How large the request is, where it says so.
@@ -146,7 +146,7 @@ where
         match gathering.poll(cx, this.rules) {
             Poll::Ready(end) => Poll::Ready(gathering.ended(end, this.rules)),
             Poll::Pending => {
-                *this.gathering = Some(gathering);
+                *this.gathering = Some(Box::new(gathering));
                 Poll::Pending
             }
         }

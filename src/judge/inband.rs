@@ -128,7 +128,15 @@ finders! {
 
 /// Whether this word is there and it is so of where it ends.
 fn keyed(word: &Finder<'_>, data: &[u8], is: impl Fn(usize) -> bool) -> bool {
-    word.find_iter(data).any(|at| is(at + word.needle().len()))
+    let mut from = 0;
+    // An iterator would be a copy of the finder.
+    while let Some(at) = word.find(&data[from..]) {
+        from += at + word.needle().len();
+        if is(from) {
+            return true;
+        }
+    }
+    false
 }
 
 /// Whether there is something in it, or nothing that would have to be there: as far as a look can tell.

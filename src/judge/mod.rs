@@ -158,6 +158,7 @@
 //! or the answer at any point drops the inner future or body and leaves nothing behind.
 
 mod body;
+mod counts;
 mod fault;
 mod future;
 mod inband;

@@ -46,7 +46,12 @@ pub(super) fn plain(head: &Parts, body: &[u8]) -> String {
 
 /// `application/json`, and the types built on it (`application/problem+json`).
 pub(super) fn is_json(headers: &HeaderMap) -> bool {
-    let Some(kind) = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()) else { return false };
+    let Some(kind) = headers.get(CONTENT_TYPE) else { return false };
+    // As nearly all have it.
+    if kind == "application/json" {
+        return true;
+    }
+    let Ok(kind) = kind.to_str() else { return false };
     let kind = kind.split(';').next().unwrap_or(kind).trim().as_bytes();
     kind.last_chunk::<5>().is_some_and(|end| end.eq_ignore_ascii_case(b"/json") || end.eq_ignore_ascii_case(b"+json"))
 }

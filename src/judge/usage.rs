@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use super::counts;
 use crate::outcome::Usage;
 
 /// The tokens that JSON says were used; `None` where it does not say.
@@ -39,15 +40,21 @@ fn usage_at_the_end(body: &[u8]) -> Option<Said> {
         if !matches!(before.last(), Some(last) if *last != b'\\') {
             return None;
         }
-        let mut values = serde_json::Deserializer::from_slice(&near[brace..]).into_iter();
-        let said = values.next()?.ok()?;
+        let (said, end) = counts::said(&near[brace..]).or_else(|| parsed(&near[brace..]))?;
         // What encloses it ends with the body, and nothing begins between: so it is the answer itself.
-        let after = near[brace..].get(values.byte_offset()..)?.trim_ascii_end().strip_suffix(b"}")?;
+        let after = near[brace..].get(end..)?.trim_ascii_end().strip_suffix(b"}")?;
         // Said once more after it, the last word counts; escaped, it may be that too.
         let again = memchr::memchr(b'\\', after).is_some() || memchr::memmem::find(after, b"\"usage\"").is_some();
         return (!again && memchr::memchr3(b'{', b'}', b'[', after).is_none()).then_some(said);
     }
     None
+}
+
+/// What the object says that `text` begins with, and where that ends.
+fn parsed(text: &[u8]) -> Option<(Said, usize)> {
+    let mut values = serde_json::Deserializer::from_slice(text).into_iter();
+    let said = values.next()?.ok()?;
+    Some((said, values.byte_offset()))
 }
 
 /// How far from the end the usage is looked for, in bytes.
@@ -144,6 +151,7 @@ impl<'de> Deserialize<'de> for Event {
 
 /// What a `usage` says. What is no count is as if it were not there, and whatever is no object says nothing.
 #[derive(Default)]
+#[cfg_attr(test, derive(Debug, PartialEq))]
 pub(super) struct Said {
     input_tokens: Option<u64>,
     prompt_tokens: Option<u64>,
@@ -152,10 +160,23 @@ pub(super) struct Said {
     cache_creation_input_tokens: Option<u64>,
     cache_read_input_tokens: Option<u64>,
     /// Of `input_tokens_details` or `prompt_tokens_details`: among the input.
-    cached_tokens: Option<u64>,
+    pub(super) cached_tokens: Option<u64>,
 }
 
 impl Said {
+    /// Where the count of this name is kept, if it is one.
+    pub(super) fn count_of(&mut self, name: &[u8]) -> Option<&mut Option<u64>> {
+        Some(match name {
+            b"input_tokens" => &mut self.input_tokens,
+            b"prompt_tokens" => &mut self.prompt_tokens,
+            b"output_tokens" => &mut self.output_tokens,
+            b"completion_tokens" => &mut self.completion_tokens,
+            b"cache_creation_input_tokens" => &mut self.cache_creation_input_tokens,
+            b"cache_read_input_tokens" => &mut self.cache_read_input_tokens,
+            _ => return None,
+        })
+    }
+
     /// What is said later of the same answer counts instead: counts of a stream are of all of it so far.
     pub(super) fn update(&mut self, later: Said) {
         let Said {

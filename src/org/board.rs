@@ -300,9 +300,9 @@ impl Org {
     }
 
     /// What is left now, and how much comes back in a second.
-    pub(crate) fn write_headroom(&self, headroom: f64, per_second: f64) {
+    pub(crate) fn write_headroom(&self, headroom: f64, per_second: f64, now: Instant) {
         let board = &self.board;
-        board.headroom_at.store(board.since_birth(Instant::now()), Relaxed);
+        board.headroom_at.store(board.since_birth(now), Relaxed);
         board.headroom_rate.store(per_second.to_bits(), Relaxed);
         board.headroom.store(headroom.clamp(0.0, 1.0).to_bits(), Relaxed);
     }

@@ -1,7 +1,10 @@
 //! What a request's body tells of its cost.
 
+use std::sync::LazyLock;
+
 use http::Request;
 use http_body::Body;
+use memchr::memmem::Finder;
 
 use super::cost::{Cost, Estimate};
 use crate::frame;
@@ -40,40 +43,64 @@ impl<B: Body + Clone> Estimate<Request<B>> for ByBody {
 fn most_output(body: &[u8]) -> Option<f64> {
     let is_bound =
         |name: &[u8]| matches!(name, b"\"max_tokens\"" | b"\"max_completion_tokens\"" | b"\"max_output_tokens\"");
-    let bounds = counts(body, b"\"max_").filter(|(name, _)| is_bound(name));
-    let most = bounds.map(|(_, count)| count).max()?;
-    let choices = counts(body, b"\"n\"").map(|(_, count)| count).max().unwrap_or(1).max(1);
+    let most = self::most(body, &MAX, is_bound)?;
+    let choices = self::most(body, &N, |_| true).unwrap_or(1).max(1);
     Some(most as f64 * choices as f64)
 }
 
-/// The fields of a body's outermost object whose name, with its quotes, begins with `prefix` (a quote, and no escapes) and whose
-/// value is a count.
+// Built once: building one takes as long as a search.
+static MAX: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"max_"));
+static N: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"n\""));
+
+/// The largest count among the fields of a body's outermost object whose name, with its quotes, `is` one that is asked for; all
+/// of those begin with `prefix` (a quote, and no escapes).
 ///
 /// This is on the way of every call, and a prompt may be long. To search for a name takes half an instruction for a byte, to
 /// parse several; so only what is found is asked where it stands, which is counted from the nearer end. In what is JSON, an
 /// unescaped quote before a letter begins a string, since none ends there. Of what is not JSON anything may be said.
-fn counts<'a>(body: &'a [u8], prefix: &'static [u8]) -> impl Iterator<Item = (&'a [u8], u64)> {
-    let mut from_start = Depth { text: body, at: 0, depth: 0 };
-    let mut from_end: Option<(Depth<'a>, i64)> = None;
-    memchr::memmem::find_iter(body, prefix).filter_map(move |at| {
+fn most(body: &[u8], prefix: &Finder<'_>, is: impl Fn(&[u8]) -> bool) -> Option<u64> {
+    let mut place = Placed { body, from_start: Depth { text: body, at: 0, depth: 0 }, from_end: None };
+    let (mut most, mut from) = (None, 0);
+    while let Some(at) = prefix.find(&body[from..]) {
+        let at = from + at;
+        from = at + prefix.needle().len();
+        most = most.max(place.count_at(at, &is));
+    }
+    most
+}
+
+/// Places in a body, asked for from its start to its end.
+struct Placed<'a> {
+    body: &'a [u8],
+    from_start: Depth<'a>,
+    from_end: Option<(Depth<'a>, i64)>,
+}
+
+impl Placed<'_> {
+    /// The count of the field whose name begins here, if it is one of the outermost object's.
+    fn count_at(&mut self, at: usize, is: impl Fn(&[u8]) -> bool) -> Option<u64> {
+        let body = self.body;
         if at > 0 && body[at - 1] == b'\\' {
             return None;
         }
         let quote = at + 1 + memchr::memchr(b'"', &body[at + 1..])?;
+        if !is(&body[at..=quote]) {
+            return None;
+        }
         let count = count(body[quote + 1..].trim_ascii_start().strip_prefix(b":")?)?;
         let depth = if at <= body.len() / 2 {
-            from_start.at(at)?
+            self.from_start.at(at)?
         } else {
             // Begun at the first that is nearer to the end: there all is closed.
-            let (from_end, outside) = from_end.get_or_insert_with(|| {
+            let (from_end, outside) = self.from_end.get_or_insert_with(|| {
                 let begin = Depth { text: body, at, depth: 0 };
                 let mut end = begin;
                 (begin, end.at(body.len()).unwrap_or(i64::MAX))
             });
             from_end.at(at)?.checked_sub(*outside)?
         };
-        (depth == 1).then_some((&body[at..=quote], count))
-    })
+        (depth == 1).then_some(count)
+    }
 }
 
 /// A whole number of at most 10⁹ in the place of a value.

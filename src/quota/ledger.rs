@@ -195,21 +195,20 @@ impl Quota {
         for ((bucket, reserved), cost) in self.buckets.iter_mut().zip(reserved).zip(&price) {
             bucket.true_up(*reserved, *cost, seconds);
         }
-        let sent = self.send_covered(price, now);
+        let sent = self.send_covered(price, seconds, now);
         self.unsent += usize::from(sent.is_err());
         (price, sent)
     }
 
     /// Sends a call that waits, if it is covered by now; or tells when.
     pub(crate) fn send(&mut self, cost: PerResource, now: Instant) -> Result<u64, Instant> {
-        let sent = self.send_covered(cost, now);
+        let sent = self.send_covered(cost, self.seconds(now), now);
         self.unsent -= usize::from(sent.is_ok());
         sent
     }
 
     /// Sends a call whose cost has been taken off, if it is covered; or tells when.
-    fn send_covered(&mut self, cost: PerResource, now: Instant) -> Result<u64, Instant> {
-        let seconds = self.seconds(now);
+    fn send_covered(&mut self, cost: PerResource, seconds: Seconds, now: Instant) -> Result<u64, Instant> {
         let at = self.latest(&cost, |bucket, cost| bucket.covered_at(cost, seconds));
         if at > seconds { Err(self.instant(at, now)) } else { Ok(self.sent(cost, seconds)) }
     }
@@ -260,14 +259,17 @@ impl Quota {
     }
 
     /// An answer was read. True if it says itself that there was quota for what this call was to cost.
-    pub(crate) fn answered(&mut self, call: u64, readings: &Readings, verdict: Verdict, now: Instant) -> bool {
+    pub(crate) fn answered(&mut self, call: u64, readings: &Readings, verdict: Verdict, at: Instant) -> bool {
         let within = self.position(call).is_some_and(|position| is_within(&self.ledger[position].cost, readings));
-        let now = self.seconds(now);
+        let now = self.seconds(at);
         self.meters_tokens |= Resource::TOKENS.iter().any(|resource| readings.get(*resource).is_some());
         self.settle(call, verdict, now);
         let Some(position) = self.position(call) else { return within };
         if !readings.is_empty() {
             self.learn(position, readings, verdict, now);
+            let each = self.buckets.iter().map(|bucket| bucket.headroom(now));
+            let (headroom, per_second) = each.fold((1.0, 0.0), |least, one| if one.0 < least.0 { one } else { least });
+            self.org.write_headroom(headroom, per_second, at);
         }
         if !verdict.told_later {
             self.closed(call, now);
@@ -330,7 +332,7 @@ impl Quota {
         };
         // Arrivals over many connections are permuted: what was sent just before may have come in after.
         let sure = sent - self.guard;
-        let from = self.ledger.partition_point(|entry| entry.sent <= sure);
+        let from = self.first_sent_after(sure);
         // All from there on, but for this one.
         let uncounted = self.uncounted(from, position);
         for resource in Resource::ALL {
@@ -365,9 +367,6 @@ impl Quota {
                 self.rests_on[i] = Some(Reference { call, from: self.first + from as u64, read: now });
             }
         }
-        let each = self.buckets.iter().map(|bucket| bucket.headroom(now));
-        let (headroom, per_second) = each.fold((1.0, 0.0), |least, one| if one.0 < least.0 { one } else { least });
-        self.org.write_headroom(headroom, per_second);
         // Whatever was sent clearly before the calls that all buckets rest on is counted in what they know.
         let mentioned = self.rests_on.iter().flatten().filter(|rests_on| now - rests_on.read < MENTIONED);
         if let Some(from) = mentioned.map(|rests_on| rests_on.from).min() {
@@ -382,6 +381,18 @@ impl Quota {
         let own = if from <= except { self.ledger[except].cost } else { PerResource::default() };
         self.look_since(from);
         std::array::from_fn(|i| self.spent[i] - before[i] - self.since.corrected[i] - own[i])
+    }
+
+    /// The first call that was sent later than this. Mostly it is a few further than the one that was asked for last; else it is
+    /// searched by halves.
+    fn first_sent_after(&self, time: Seconds) -> usize {
+        let (calls, last) = (self.ledger.len(), self.position(self.since.call).unwrap_or(self.ledger.len()));
+        let is_it =
+            |at: usize| (at == 0 || self.ledger[at - 1].sent <= time) && (at == calls || self.ledger[at].sent > time);
+        let by_halves = || self.ledger.partition_point(|entry| entry.sent <= time);
+        let near = (last..=calls.min(last + 4)).find(|at| is_it(*at));
+        debug_assert!(near.is_none_or(|at| at == by_halves()));
+        near.unwrap_or_else(by_halves)
     }
 
     /// Nearly always a few calls further than the last time.
@@ -505,9 +516,16 @@ fn is_sum(readings: &Readings) -> bool {
     let told = parts.into_iter().filter_map(figures);
     let (number, limits, remains) = told.fold((0, 0.0, 0.0), |sum, one| (sum.0 + 1, sum.1 + one.0, sum.2 + one.1));
     // Of two, each and their sum may be rounded.
-    let grain = if remaining % GRAIN == 0.0 && remains % GRAIN == 0.0 { GRAIN } else { 1.0 };
+    let grain = if is_rounded(remaining) && is_rounded(remains) { GRAIN } else { 1.0 };
     let rounding = if number == 2 { grain } else { 0.0 };
     number > 0 && (limit - limits).abs() <= 1.0 && (remaining - remains).abs() <= rounding
+}
+
+/// Whether a figure is a multiple of the grain: reckoned in integers, which costs next to nothing. One that is beyond them is no
+/// figure that anybody rounds.
+fn is_rounded(figure: f64) -> bool {
+    let whole = figure as u64;
+    whole as f64 == figure && whole % GRAIN as u64 == 0
 }
 
 impl Admission for Quota {

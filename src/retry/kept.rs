@@ -31,8 +31,8 @@ enum Extended {
 }
 
 impl<B: Clone> Kept<B> {
-    /// The first attempt, and what is kept for others.
-    pub(super) fn first(request: Request<B>, shared: &Shared) -> (Request<B>, Self) {
+    /// Makes a request the first attempt; what is kept for others.
+    pub(super) fn first(request: &mut Request<B>, shared: &Shared) -> Self {
         let extensions = request.extensions();
         let (family, memory) = (extensions.get::<Family>(), extensions.get::<CallMemory>());
         let ours = usize::from(family.is_some()) + usize::from(memory.is_some());
@@ -50,7 +50,8 @@ impl<B: Clone> Kept<B> {
             // A request that comes with a memory keeps its age.
             memory: memory.cloned().unwrap_or_default(),
         };
-        (kept.sign(request, shared), kept)
+        kept.sign(request, shared);
+        kept
     }
 
     /// A further attempt.
@@ -67,11 +68,13 @@ impl<B: Clone> Kept<B> {
             memory: self.memory.clone(),
             ..*self
         };
-        self.sign(copy.into_request(), shared)
+        let mut attempt = copy.into_request();
+        self.sign(&mut attempt, shared);
+        attempt
     }
 
     /// What every attempt carries besides.
-    fn sign(&mut self, mut attempt: Request<B>, shared: &Shared) -> Request<B> {
+    fn sign(&mut self, attempt: &mut Request<B>, shared: &Shared) {
         let unsafe_method = matches!(self.method, Method::POST | Method::PATCH);
         if unsafe_method && shared.policy.idempotency_key {
             if let Entry::Vacant(place) = attempt.headers_mut().entry(&IDEMPOTENCY_KEY) {
@@ -79,7 +82,6 @@ impl<B: Clone> Kept<B> {
             }
         }
         attempt.extensions_mut().insert(self.memory.clone());
-        attempt
     }
 }
 

@@ -51,17 +51,17 @@ where
         self.inner.poll_ready(cx).map_err(RetryError::Inner)
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
         self.shared.budget.update_by(|law, clock| {
             if !law.is_full() {
                 law.deposit(clock.read());
             }
         });
         let began = Instant::now();
-        let (attempt, kept) = Kept::first(request, &self.shared);
+        let kept = Kept::first(&mut request, &self.shared);
         let own = self.shared.policy.deadline.and_then(|span| began.checked_add(span));
         let deadline = kept.deadline().map(|Deadline(at)| at).into_iter().chain(own).min();
-        let attempt = self.inner.call(attempt);
+        let attempt = self.inner.call(request);
         // The one that was called goes with the request; the clone, which is not ready, stays, and knows what the other has learnt.
         let clone = self.inner.clone();
         let called = mem::replace(&mut self.inner, clone);
