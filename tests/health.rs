@@ -19,6 +19,7 @@ use tower::{Layer, Service, ServiceExt};
 use tower_quota::{
     aimd::{AimdLimitLayer, Settings},
     health::{Breaker, CircuitBreaker, OrgHealth, OrgHealthLayer},
+    judge::JudgeLayer,
     observe::Event,
     org::{Circuit, Family, HoldReason, Org, OutReason},
     outcome::{ByStatus, Class, Classify, Outcome, classify_fn},
@@ -429,7 +430,7 @@ async fn a_refused_model_is_out_alone_where_the_request_says_which_it_is() {
             let mut request = ask();
             request.extensions_mut().insert(family.clone());
             let probe = Probe::new(|_| Reply::Now(Ok(answer(403, &[]))));
-            drop(layer.layer(probe).oneshot(request).await);
+            drop(layer.layer(JudgeLayer::new().layer(probe)).oneshot(request).await);
         }
         let shown = [opus.refused_models(), opus.snapshot().refused_models, org.snapshot().refused_models];
         for shown in shown {

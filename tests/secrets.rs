@@ -266,6 +266,7 @@ async fn alone(shown: &mut Shown, org: &Org, dialect: Dialect, turn: usize) {
         let judged = JudgeLayer::new().scrub(org).timeout(Duration::from_millis(50));
         judged.layer(OrgAuthLayer::new(org).unwrap().layer(echoing(dialect, turn)))
     };
+    shown.debug("JudgeFuture", &client().ready().await.unwrap().call(ask(dialect)));
     let health = OrgHealthLayer::new(org).classify(Stamped);
     shown.debug("OrgHealthLayer", &health);
     let mut health = health.layer(client());
@@ -448,6 +449,7 @@ async fn in_batches(shown: &mut Shown, dialect: Dialect, key: &str, turn: usize)
     let batch = builder.open(echoing(dialect, turn)).await.unwrap();
     let handle = batch.handle();
     shown.debug("BatchService", &batch);
+    shown.debug("MoreToCome", &handle.expect_more());
     let retry = RateLimitRetryLayer::builder().patience(Duration::from_millis(200)).max_attempts(2).build().unwrap();
     let stack = Stack::new(orgs).timeout(Duration::from_millis(100)).retry(retry);
     let route = Route::new(stack.build(echoing(dialect, turn)).unwrap(), batch, Way::Batch);

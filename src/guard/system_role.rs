@@ -1,6 +1,7 @@
 //! A system prompt where Anthropic's API has no place for one.
 
-use std::{error::Error, fmt, sync::LazyLock};
+use std::sync::LazyLock; // a search is made once: a constant that takes a while
+use std::{error::Error, fmt};
 
 use http::Request;
 use http_body::Body;

@@ -59,14 +59,15 @@ where
         let pass = pass.take().expect("the pass is taken only here, and the state is left at once");
         this.state.set(State::Done);
         let outcome = this.classify.classify(result.as_ref());
-        let tail = match outcome.class {
-            Class::Ok => this.classify.stamp(result.as_ref()).and_then(|stamp| stamp.tail.as_ref()),
-            // Whatever comes after such a head, it is what the answer means.
+        let stamp = match outcome.class {
+            Class::Ok | Class::Forbidden => this.classify.stamp(result.as_ref()),
             _ => None,
         };
-        match tail {
-            Some(tail) => tail.on_end(move |ended| pass.ended(ended)),
-            None => pass.report(outcome),
+        let model = stamp.and_then(|stamp| stamp.model.clone());
+        // Whatever comes after a head that is a refusal, the refusal is what the answer means.
+        match stamp.filter(|_| outcome.class == Class::Ok).and_then(|stamp| stamp.tail.as_ref()) {
+            Some(tail) => tail.on_end(move |ended| pass.ended(ended, model)),
+            None => pass.report(outcome, model),
         }
         Poll::Ready(result)
     }

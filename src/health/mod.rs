@@ -5,8 +5,8 @@
 //! fails by an open circuit.
 //!
 //! - **Dead.** A refused key (401) or spent credit (402) takes the org [out](crate::org::Org::put_out), a 403 takes it out
-//!   [for the model](crate::org::Org::put_model_out) that the request's [`Family`](crate::org::Family::of_model) was made of, and where
-//!   that was made of none, for the family. Said once.
+//!   [for the model](crate::org::Org::put_model_out) that the request's [`Family`](crate::org::Family::of_model) was made of, where
+//!   the judge's stamp [says which](crate::outcome::Stamp::model), and else for the family. Said once.
 //! - **Parked.** Where the answer names the date on which access comes back, the org is held until then, and then asked by one
 //!   call.
 //! - **Open.** An org that [fails too often](CircuitBreaker) is asked by no call for a cooldown, then *half-open*: by one call at a

@@ -5,7 +5,6 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use http::Request;
 use tower_service::Service;
 
 use super::{
@@ -14,7 +13,6 @@ use super::{
 };
 use crate::{
     gate::Place,
-    org::Family,
     outcome::{ByStatus, Classify},
 };
 
@@ -48,9 +46,9 @@ impl<S, C> OrgHealth<S, C> {
     }
 }
 
-impl<S, B, C> Service<Request<B>> for OrgHealth<S, C>
+impl<S, Req, C> Service<Req> for OrgHealth<S, C>
 where
-    S: Service<Request<B>>,
+    S: Service<Req>,
     C: Classify<S::Response, S::Error> + Clone,
 {
     type Response = S::Response;
@@ -79,9 +77,8 @@ where
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    fn call(&mut self, request: Req) -> Self::Future {
         let pass = self.pass.take().expect("`poll_ready` must say that the org may be asked before `call`");
-        let pass = pass.of(request.extensions().get().and_then(Family::shared_model));
         HealthFuture::new(self.inner.call(request), pass, self.classify.clone())
     }
 }

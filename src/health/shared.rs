@@ -196,7 +196,7 @@ impl Shared {
 
     /// The pass of one whom the gate has let through.
     pub(super) fn admitted(self: &Arc<Self>, admitted: Admitted) -> Pass {
-        Pass { shared: self.clone(), admitted, model: None }
+        Pass { shared: self.clone(), admitted }
     }
 
     /// What is inside has failed at being ready: nothing was asked, so the circuit learns nothing, but others are preferred.
@@ -251,17 +251,9 @@ impl Shared {
 pub(crate) struct Pass {
     shared: Arc<Shared>,
     admitted: Admitted,
-    /// What is asked for, where that is known.
-    model: Option<Arc<str>>,
 }
 
 impl Pass {
-    /// The call is for this model.
-    pub(super) fn of(mut self, model: Option<Arc<str>>) -> Self {
-        self.model = model;
-        self
-    }
-
     /// Its call is under way. Who is ready may be so under a balancer's lock, where nobody can be told that it is a probe.
     pub(super) fn called(&mut self) {
         if std::mem::take(&mut self.admitted.first) {
@@ -269,13 +261,13 @@ impl Pass {
         }
     }
 
-    /// Reports what the answer means.
-    pub(super) fn report(mut self, outcome: Outcome) {
+    /// Reports what the answer means, and of which model, where that is known.
+    pub(super) fn report(mut self, outcome: Outcome, model: Option<Arc<str>>) {
         let verdict = Verdict::of(outcome.class);
         if verdict == Verdict::Well && !self.admitted.probe && self.shared.counted() {
             return;
         }
-        self.put_out(outcome);
+        self.put_out(outcome, model);
         let date = outcome.not_before.filter(|_| outcome.class == Class::OutOfQuota);
         let counts = matches!(verdict, Verdict::Well | Verdict::Failed) || date.is_some();
         if !counts && !self.admitted.probe {
@@ -294,19 +286,19 @@ impl Pass {
     }
 
     /// Reports what a stream has proved to be. Whoever reads it may have dropped it, and then nobody knows.
-    pub(super) fn ended(self, ended: &Ended) {
+    pub(super) fn ended(self, ended: &Ended, model: Option<Arc<str>>) {
         if let Some(outcome) = ended.outcome {
-            self.report(outcome);
+            self.report(outcome, model);
         }
     }
 
     /// Takes a dead org out: first, so that no probe follows.
-    fn put_out(&self, outcome: Outcome) {
+    fn put_out(&self, outcome: Outcome, model: Option<Arc<str>>) {
         let org = &self.shared.org;
         match (outcome.class.implies().out, outcome.class) {
             (Out::No, _) => {}
-            (Out::Model, _) => match &self.model {
-                Some(model) => org.put_model_out(model),
+            (Out::Model, _) => match model {
+                Some(model) => org.put_model_out(&model),
                 None => org.put_family_out(OutReason::Forbidden),
             },
             (Out::Org, Class::OutOfQuota) if outcome.not_before.is_some() => {}

@@ -71,16 +71,23 @@ pin_project! {
         gathering: Option<Box<Gathering<RB>>>,
         deadline: Option<Pin<Box<Sleep>>>,
         rules: Arc<Rules>,
-        // How large the request is, where it says so.
-        sent: Option<u64>,
+        asked: Asked,
     }
+}
+
+/// What is known of the request.
+pub(super) struct Asked {
+    /// How large it is, where it says so.
+    pub(super) size: Option<u64>,
+    /// The model it is for, where it says so.
+    pub(super) model: Option<Arc<str>>,
 }
 
 impl<F, RB> JudgeFuture<F, RB> {
     /// The clock starts before `call` does.
-    pub(super) fn new(rules: Arc<Rules>, sent: Option<u64>, call: impl FnOnce() -> F) -> Self {
+    pub(super) fn new(rules: Arc<Rules>, asked: Asked, call: impl FnOnce() -> F) -> Self {
         let deadline = rules.timeout.map(|timeout| Box::pin(tokio::time::sleep(timeout)));
-        JudgeFuture { head: Some(call()), gathering: None, deadline, rules, sent }
+        JudgeFuture { head: Some(call()), gathering: None, deadline, rules, asked }
     }
 }
 
@@ -139,7 +146,7 @@ where
         let head = ready!(head.poll(cx));
         this.head.set(None);
         let mut gathering = match head {
-            Ok(response) => Gathering::new(response, *this.sent, this.rules),
+            Ok(response) => Gathering::new(response, this.asked, this.rules),
             Err(error) => return Poll::Ready(Err(this.rules.fault(error.into()))),
         };
         // Most bodies are there at once: what is large is put by only where it has to wait.
@@ -159,7 +166,7 @@ struct Gathering<B> {
     /// Of a refusal alone: its hints count from then.
     arrived: Option<Instant>,
     outcome: Outcome,
-    sent: Option<u64>,
+    asked: Asked,
     wanted: bool,
     body: B,
     read: Read,
@@ -181,14 +188,15 @@ where
     B: Body + Unpin,
     B::Error: Into<BoxError>,
 {
-    fn new(response: Response<B>, sent: Option<u64>, rules: &Rules) -> Self {
+    fn new(response: Response<B>, asked: &mut Asked, rules: &Rules) -> Self {
         let (head, body) = response.into_parts();
         let outcome = Outcome::of_head(head.status, &head.headers, rules.hint_ceiling);
         let arrived = (outcome.class != Class::Ok).then(Instant::now);
         let announced = read::content_length(&head.headers).unwrap_or(0).max(body.size_hint().lower());
         // What ends at once is whole, whatever it announces: the answer to a HEAD gives the length of another one's body.
         let wanted = rules.gathers(head.status) && (announced <= rules.ceiling || body.is_end_stream());
-        Gathering { head, arrived, outcome, sent, wanted, body, read: Read::default(), trailers: None, beyond: None }
+        let asked = Asked { size: asked.size, model: asked.model.take() };
+        Gathering { head, arrived, outcome, asked, wanted, body, read: Read::default(), trailers: None, beyond: None }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>, rules: &Rules) -> Poll<Result<End, BoxError>> {
@@ -229,7 +237,7 @@ where
     }
 
     fn whole(self, rules: &Rules) -> Response<Answer<B>> {
-        let Gathering { mut head, arrived, outcome, sent, read, trailers, .. } = self;
+        let Gathering { mut head, arrived, outcome, asked: Asked { size: sent, model }, read, trailers, .. } = self;
         let mut body = read.own();
         let mut stamp = Stamp::new(outcome);
         stamp.whole = true;
@@ -253,6 +261,9 @@ where
                 stamp.said = said::line(&objection, "", &rules.keys);
             }
         }
+        if stamp.outcome.class == Class::Forbidden {
+            stamp.model = model;
+        }
         stamped(head, stamp, Answer::whole(body, trailers))
     }
 
@@ -261,6 +272,7 @@ where
         let (watch, tail) = Watch::new(&self.head, self.outcome, rules);
         let mut stamp = Stamp::new(self.outcome);
         stamp.tail = Some(tail);
+        stamp.model = self.asked.model;
         stamped(self.head, stamp, Answer::stream(read.collect(), self.body, watch))
     }
 }

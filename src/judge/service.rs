@@ -9,8 +9,11 @@ use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::{Answer, JudgeFuture, layer::Rules};
-use crate::outcome::{BoxError, Error};
+use super::{Answer, JudgeFuture, future::Asked, layer::Rules};
+use crate::{
+    org::Family,
+    outcome::{BoxError, Error},
+};
 
 /// Judges every answer of the service it wraps. Made by [`JudgeLayer`](super::JudgeLayer).
 ///
@@ -50,7 +53,8 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let sent = request.body().size_hint().exact();
-        JudgeFuture::new(self.rules.clone(), sent, || self.inner.call(request))
+        let model = request.extensions().get().and_then(Family::shared_model);
+        let asked = Asked { size: request.body().size_hint().exact(), model };
+        JudgeFuture::new(self.rules.clone(), asked, || self.inner.call(request))
     }
 }

@@ -72,6 +72,9 @@ pub struct Stamp {
     /// Of a 429: its own headers say that there was quota for this call, so that it was refused by a limit that nobody tells, such as
     /// one of calls at once. Set by the quota layer.
     pub within_quota: bool,
+    /// The model that was asked for, where the request's [`Family`](crate::org::Family::of_model) was made of one: a
+    /// [`Forbidden`](super::Class::Forbidden) is about that one alone. Set by the judge on such an answer, and on one that is handed through.
+    pub model: Option<Arc<str>>,
     /// What went wrong in the provider's own words, or in those of the caller's check: short, on one line, no key in it.
     pub said: Option<Arc<str>>,
 }
@@ -89,6 +92,7 @@ impl Stamp {
             held_below: false,
             unsent: false,
             within_quota: false,
+            model: None,
             said: None,
         }
     }

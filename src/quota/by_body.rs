@@ -1,6 +1,6 @@
 //! What a request's body tells of its cost.
 
-use std::sync::LazyLock;
+use std::sync::LazyLock; // a search is made once: a constant that takes a while
 
 use http::Request;
 use http_body::Body;
@@ -48,7 +48,6 @@ fn most_output(body: &[u8]) -> Option<f64> {
     Some(most as f64 * choices as f64)
 }
 
-// Built once: building one takes as long as a search.
 static MAX: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"max_"));
 static N: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"n\""));
 
