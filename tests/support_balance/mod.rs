@@ -23,7 +23,7 @@ use tower_quota::{
     balance::{BalanceFuture, OrgBalance, OrgBalanceLayer},
     health::{Breaker, OrgHealth, OrgHealthLayer},
     org::{Family, Org, Orgs},
-    outcome::Error,
+    outcome::{Class, Error, Outcome, Stamp},
 };
 
 pub type Req = Request<u32>;
@@ -277,6 +277,7 @@ impl Service<Req> for Member {
     fn call(&mut self, request: Req) -> FlightFuture {
         assert!(std::mem::take(&mut self.readied), "an instance is called that was not readied");
         let id = *request.body();
+        let model = request.extensions().get().and_then(Family::model).map(Arc::from);
         let flight = Arc::new(Mutex::new(Flight::default()));
         let token = std::mem::take(&mut self.token);
         self.hand.change(|state| {
@@ -284,7 +285,7 @@ impl Service<Req> for Member {
             state.tokens -= usize::from(token);
             assert!(state.flights.insert(id, flight.clone()).is_none(), "call {id} is in flight already");
         });
-        FlightFuture { hand: self.hand.clone(), id, flight: Some(flight) }
+        FlightFuture { hand: self.hand.clone(), id, model, flight: Some(flight) }
     }
 }
 
@@ -292,10 +293,21 @@ impl Service<Req> for Member {
 pub struct FlightFuture {
     hand: Hand,
     id: u32,
+    model: Option<Arc<str>>,
     flight: Option<Arc<Mutex<Flight>>>,
 }
 
 impl FlightFuture {
+    /// Says which model is refused, as a judge does.
+    fn stamped(&mut self, mut response: Response<u32>) -> Response<u32> {
+        if response.status() == StatusCode::FORBIDDEN {
+            let mut stamp = Stamp::new(Outcome::of(Class::Forbidden));
+            stamp.model = self.model.take();
+            response.extensions_mut().insert(stamp);
+        }
+        response
+    }
+
     fn land(&mut self, dropped: bool) {
         let id = self.id;
         if self.flight.take().is_some() {
@@ -321,7 +333,7 @@ impl Future for FlightFuture {
             flight.result.take().unwrap()
         };
         self.land(false);
-        Poll::Ready(result)
+        Poll::Ready(result.map(|response| self.stamped(response)))
     }
 }
 
