@@ -360,7 +360,8 @@ async fn b19_a_bare_refusal_is_a_short_pause_and_at_most_one_cut() {
             move |_, nth| {
                 // The first one sounds the org, where there are others to follow.
                 let bad = if in_flight == 1 { nth == 0 } else { (1..=refused).contains(&nth) };
-                after(10 * MS, Ok(told(say(if bad { 429 } else { 200 }))))
+                // Nothing is told of a quota that would have had room for it.
+                after(10 * MS, Ok(if bad { say(429) } else { told(say(200)) }))
             },
         );
         if in_flight > 1 {
@@ -393,7 +394,7 @@ async fn b20_a_burst_of_refusals_is_one_episode() {
                 0 => after(MS, Ok(told(say(200)))),
                 1..=50 => {
                     let after_all = Duration::from_millis(millis) * u32::try_from(nth - 1).unwrap() / 49;
-                    after(100 * MS + after_all, Ok(told(with(429, "retry-after", 5))))
+                    after(100 * MS + after_all, Ok(with(429, "retry-after", 5)))
                 }
                 _ => after(10 * MS, Ok(told(say(200)))),
             },
