@@ -862,6 +862,7 @@ twins! {
     scenario_concurrency_at_20_ms: "concurrency-20ms.toml",
     scenario_concurrency_at_80_ms: "concurrency-80ms.toml",
     scenario_concurrency_at_320_ms: "concurrency-320ms.toml",
+    scenario_concurrency_beside_a_quota_that_is_told: "concurrency-told.toml",
     scenario_demo: "demo.toml",
     scenario_doubled: "doubled.toml",
     scenario_halved: "halved.toml",

@@ -10,12 +10,15 @@ use std::{
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tower::{Service, ServiceExt, service_fn};
 use tower_quota::{
     aimd::{Caps, Settings},
-    org::{Credential, Org, Orgs},
+    drive::Drive,
+    observe::Event,
+    org::{Circuit, Credential, Org, Orgs},
     outcome::BoxError,
+    retry::RateLimitRetryLayer,
     sim::{Config, Dialect, Latency, OrgConfig, Sim, SimBody},
     stack::Stack,
 };
@@ -80,4 +83,44 @@ async fn third_attempts_are_answered_though_most_orgs_fail_most_calls() {
     let (answered, made) = of(2);
     assert!(made > 50, "{made} third attempts are too few to tell");
     assert!(answered * 100 >= made * 80, "{answered} of {made} third attempts");
+}
+
+/// What fails is answered at once here, and what succeeds after 50 ms: of the first answers to forty calls all may be failures.
+#[tokio::test(start_paused = true)]
+async fn an_org_that_fails_a_part_of_its_calls_stays_open_though_failures_come_first() {
+    for (fails, most) in [(0.1, 0.005), (0.2, 0.02), (0.3, 0.1)] {
+        let latency = Latency::new(50.0, 0.3);
+        let config = Config::new(Dialect::Anthropic).latency(latency).unlimited(true);
+        let config =
+            config.org(OrgConfig::new("some", "key-some").error_5xx(fails)).org(OrgConfig::new("none", "key-none"));
+        let sim = Sim::new(config).unwrap();
+        let orgs = ["some", "none"].map(|name| Org::new(name).credential(Credential::new(&format!("key-{name}"))));
+        let orgs = Orgs::new(orgs).unwrap();
+        let open = Arc::new(Mutex::new((Duration::ZERO, None)));
+        let seen = open.clone();
+        orgs.get("some").unwrap().observe(move |event: &Event| {
+            if let Event::Circuit { circuit, .. } = event {
+                let (open, since) = &mut *seen.lock().unwrap();
+                match circuit {
+                    Circuit::Closed => *open += since.take().map_or(Duration::ZERO, |since: Instant| since.elapsed()),
+                    _ => *since = since.or(Some(Instant::now())),
+                }
+            }
+        });
+        let retry = RateLimitRetryLayer::builder().max_attempts(50).min_retries_per_second(1e6).build().unwrap();
+        let service = Stack::new(orgs).retry(retry).build(sim.service()).unwrap();
+        fastrand::seed(5);
+        let begin = Instant::now();
+        let items = (0..60_000_u64).map(|item| {
+            let request = Request::post("/v1/messages").header("x-item-id", item).body(Full::<Bytes>::default());
+            (item, request.unwrap())
+        });
+        let mut drive = Drive::iter(service, items, 400).unwrap();
+        while let Some((_, result)) = drive.next().await {
+            result.unwrap();
+        }
+        let part = open.lock().unwrap().0.div_duration_f64(begin.elapsed());
+        println!("{fails} fail: open for {:.2} % of {:?}", part * 100.0, begin.elapsed());
+        assert!(part <= most, "{fails}: {part}");
+    }
 }

@@ -331,7 +331,6 @@ impl Law {
         let current = call.epoch == self.epoch;
         match outcome.class {
             Class::Throttled => {
-                self.hidden = hidden;
                 self.throttled = self.throttled.saturating_add(1);
                 let until = outcome.not_before.filter(|at| *at > now);
                 if !current {
@@ -339,6 +338,8 @@ impl Law {
                 }
                 // Calls in flight are permuted on their way, so the most there were is the level that was refused.
                 let level = call.level.max(in_flight);
+                // Of a call that went alone it was not the company.
+                self.hidden = hidden && level > 1;
                 match until {
                     Some(until) => self.refused_until(until, current, level, now),
                     None if current => self.refused(in_flight, level, now),

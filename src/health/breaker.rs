@@ -42,6 +42,13 @@ pub trait Breaker: Send + 'static {
     /// A call has failed (5xx, timeout, transport) while the circuit was closed. `Some` opens it until then.
     fn failed(&mut self, now: Instant) -> Option<Instant>;
 
+    /// The same, while so many more of the org's calls are under way, as far as the [limiter](crate::aimd) counts them. What fails is often
+    /// quicker than what succeeds, so of the first answers to many calls more are failures than of all. Default: asks
+    /// [`failed`](Breaker::failed).
+    fn failed_among(&mut self, _under_way: usize, now: Instant) -> Option<Instant> {
+        self.failed(now)
+    }
+
     /// A probe has failed: until when the circuit is open again.
     fn probe_failed(&mut self, now: Instant) -> Instant;
 
@@ -61,6 +68,10 @@ impl<B: Breaker + ?Sized> Breaker for Box<B> {
 
     fn failed(&mut self, now: Instant) -> Option<Instant> {
         (**self).failed(now)
+    }
+
+    fn failed_among(&mut self, under_way: usize, now: Instant) -> Option<Instant> {
+        (**self).failed_among(under_way, now)
     }
 
     fn probe_failed(&mut self, now: Instant) -> Instant {
@@ -83,7 +94,8 @@ const SPREAD: f64 = 0.2;
 /// What a success leaves of the next cooldown: seven halve it. One good probe amid failures is little news.
 const DECAY: f64 = 0.9;
 
-/// Opens after so many failures in a row, or at such a rate of failures over a window.
+/// Opens after so many failures in a row, or at such a rate of failures over a window. As long as more calls are under way than have failed
+/// in a row, it waits for their answers: they are taken for successes.
 ///
 /// Open, it cools down for half a second, or as long as all calls had failed by then, twice as long each time it opens again, four
 /// seconds at most, and up to a fifth more at random: an org that has recovered is asked within five seconds, so a lone org is never
@@ -185,12 +197,19 @@ impl Breaker for CircuitBreaker {
     }
 
     fn failed(&mut self, now: Instant) -> Option<Instant> {
+        self.failed_among(0, now)
+    }
+
+    fn failed_among(&mut self, under_way: usize, now: Instant) -> Option<Instant> {
         self.consecutive += 1;
         let failing = now.saturating_duration_since(*self.failing.get_or_insert(now));
         self.window.failed(now);
         let (failed, calls) = self.window.counts();
-        let often = calls >= f64::from(self.settings.min_calls) && failed >= self.settings.rate * calls;
-        if !often && self.consecutive < self.settings.consecutive {
+        // Those under way may all succeed: no row of failures is long while it is shorter than they are many.
+        let row = self.consecutive as usize;
+        let often =
+            calls >= f64::from(self.settings.min_calls) && failed >= self.settings.rate * (calls + under_way as f64);
+        if !often && row < under_way.max(self.settings.consecutive as usize) {
             return None;
         }
         // Who has failed for so long already is not likely to be back sooner.

@@ -162,7 +162,8 @@ impl Law {
     }
 
     /// An answer was read. Whatever it says, a probe's place is still to be [given back](Law::give_back).
-    pub(crate) fn answered(&mut self, call: Admitted, verdict: Verdict, now: Instant) -> Made {
+    /// `under_way` are the org's other calls.
+    pub(crate) fn answered(&mut self, call: Admitted, verdict: Verdict, under_way: usize, now: Instant) -> Made {
         if call.epoch != self.epoch {
             return Made::Nothing;
         }
@@ -171,7 +172,7 @@ impl Law {
                 self.breaker.succeeded(1, now, now);
                 Made::Succeeded
             }
-            (Stand::Closed, Verdict::Failed) => match self.breaker.failed(now) {
+            (Stand::Closed, Verdict::Failed) => match self.breaker.failed_among(under_way, now) {
                 None => Made::Failed,
                 Some(until) => {
                     self.shut(until, false);
@@ -233,7 +234,7 @@ mod tests {
     }
 
     fn answer(law: &mut Law, call: Admitted, verdict: Verdict, now: Instant) -> Made {
-        let made = law.answered(call, verdict, now);
+        let made = law.answered(call, verdict, 0, now);
         law.give_back(call);
         made
     }
@@ -403,7 +404,7 @@ mod tests {
                     Step::Answer(who, verdict) if !calls.is_empty() => {
                         let call = calls.swap_remove(who % calls.len());
                         let (closed, current) = (law.is_closed(), call.epoch == law.epoch());
-                        let made = law.answered(call, verdict, now);
+                        let made = law.answered(call, verdict, 0, now);
                         law.give_back(call);
                         prop_assert!(current || made == Made::Nothing);
                         let closes = matches!(made, Made::Closed { .. });
@@ -435,7 +436,7 @@ mod tests {
             now = law.until().unwrap_or(now).max(now);
             let call = law.admit(now);
             prop_assert!(call.is_some(), "nothing is in the way");
-            law.answered(call.unwrap(), Verdict::Well, now);
+            law.answered(call.unwrap(), Verdict::Well, 0, now);
             prop_assert!(law.is_closed());
         }
     }

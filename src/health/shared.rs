@@ -85,7 +85,9 @@ impl State {
         }
         self.looked = now;
         let parked = date.and_then(|date| self.law.park(call, date, now));
-        let made = if parked.is_some() { Made::Nothing } else { self.law.answered(call, verdict, now) };
+        // Itself is among them still.
+        let others = self.org.in_flight().saturating_sub(1);
+        let made = if parked.is_some() { Made::Nothing } else { self.law.answered(call, verdict, others, now) };
         self.law.give_back(call);
         let better = |health: f64| health + WEIGHT * (1.0 - health);
         let worse = |health: f64| health * (1.0 - WEIGHT);

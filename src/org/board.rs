@@ -139,6 +139,11 @@ impl Org {
         self.load_at(Instant::now)
     }
 
+    /// Calls of this handle's model family that hold a slot; none where no limiter counts them.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.board.in_flight()
+    }
+
     /// The same at a time that is asked for only where it matters, once or twice.
     pub(crate) fn load_at(&self, now: impl Fn() -> Instant) -> f64 {
         let busy = self.board.in_flight() as f64 + 1.0;
