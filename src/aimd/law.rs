@@ -449,7 +449,7 @@ impl Law {
             if !self.is_blind() {
                 // A call that went alone says nothing about how many may go together.
                 if !self.sounding {
-                    self.cut(self.limit * self.settings.cut, Why::Held, now);
+                    self.cut_as_told(self.limit * self.settings.cut, Why::Held, now);
                 }
             } else {
                 self.learn(level, Why::Held, until.min(ceiling) - now, now);
@@ -469,17 +469,17 @@ impl Law {
         if !self.is_blind() {
             if self.sounding || whole || self.open < 2.0 {
                 if !self.sounding {
-                    self.cut(self.limit * self.settings.cut, Why::Refused, now);
+                    self.cut_as_told(self.limit * self.settings.cut, Why::Refused, now);
                 }
                 self.pause(now);
             } else {
-                self.cut(self.limit.min(in_flight as f64) * self.settings.bare_cut, Why::Refused, now);
+                self.cut_as_told(self.limit.min(in_flight as f64) * self.settings.bare_cut, Why::Refused, now);
                 self.new_epoch();
             }
             return;
         }
         self.missed = if whole { self.missed + 1 } else { 0 };
-        if self.sounding || self.missed > 1 {
+        if self.sounding || self.missed > 1 || self.told && self.open < 2.0 {
             self.pause(now);
         } else {
             self.learn(level, Why::Refused, Duration::ZERO, now);
@@ -545,6 +545,13 @@ impl Law {
             let to = self.plateau.refined(self.limit);
             self.cut(to, Why::Refined, now);
         }
+    }
+
+    /// For a refusal that the quota explains: the rest of its burst says no more, and the plateau is left.
+    fn cut_as_told(&mut self, to: f64, why: Why, now: Instant) {
+        self.refines = false;
+        self.plateau.left();
+        self.cut(to, why, now);
     }
 
     fn cut(&mut self, to: f64, why: Why, now: Instant) {

@@ -89,6 +89,11 @@ impl Plateau {
         Some(to)
     }
 
+    /// The limit was cut for another reason: above it growth begins with the least step.
+    pub(crate) fn left(&mut self) {
+        self.up = 1.0;
+    }
+
     /// What was learnt of slots does not count any more.
     pub(crate) fn forget(&mut self) {
         *self = Plateau::new();

@@ -485,6 +485,53 @@ fn told_lone_calls_that_no_quota_explains_the_refusal_of_start_no_pace() {
     assert_eq!((law.cell().pace, law.limit()), (None, 1.0));
 }
 
+/// A limit that was hidden once, and since then has let the limit grow up to the cap.
+fn once_hidden(cap: usize) -> (Law, Instant) {
+    let (mut law, mut now) = open(cap, 0.25);
+    let calls = fly(&mut law, cap / 4, now);
+    law.ended(calls[0], ok(), cap / 4, now);
+    law.ended_hidden(calls[1], bare(), cap / 4 - 1, now);
+    calls[2..].iter().for_each(|call| law.left(*call));
+    while law.limit() < cap as f64 {
+        full_window(&mut law, &mut now);
+    }
+    (law, now)
+}
+
+#[test]
+fn told_a_burst_that_its_quota_explains_is_one_cut_whatever_was_hidden_before() {
+    let (mut law, now) = once_hidden(100);
+    let calls = fly(&mut law, 100, now);
+    for (n, call) in calls.into_iter().enumerate() {
+        law.ended(call, hinted(now, SECOND), 100 - n, now);
+    }
+    assert_eq!(law.limit(), 50.0);
+}
+
+#[test]
+fn told_after_a_cut_that_its_quota_explains_growth_begins_with_small_steps_whatever_was_hidden_before() {
+    let (mut law, now) = once_hidden(1_000);
+    let call = law.admitted(1, now);
+    law.ended(call, hinted(now, SECOND), 1, now);
+    let mut now = now + SECOND;
+    while law.limit() <= 500.0 {
+        full_window(&mut law, &mut now);
+    }
+    assert_eq!(law.limit(), 501.0);
+}
+
+/// No pace begins there, so lone calls would be refused one after the other as fast as answers come.
+#[test]
+fn told_a_lone_call_that_no_quota_explains_the_refusal_of_is_followed_by_a_pause() {
+    let (mut law, now) = open(100, 0.01);
+    let call = law.admitted(1, now);
+    law.ended(call, ok(), 1, now);
+    let call = law.admitted(1, now);
+    law.ended_hidden(call, bare(), 1, now);
+    assert_eq!(law.slots(now), 0);
+    assert_eq!(law.hold().unwrap().reason, HoldReason::Backoff);
+}
+
 #[test]
 fn growth_is_bounded_by_time_however_fast_the_answers() {
     let settings = Settings::builder().start(0.01).growth_per_second(16.0).build().unwrap();
