@@ -1855,3 +1855,14 @@ async fn rows_whose_submissions_all_come_to_nothing_are_handed_back_after_a_whil
         assert!((secs(600)..secs(900)).contains(&started.elapsed()), "{:?}", started.elapsed());
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn flushed_rows_of_an_org_that_dies_are_flushed_at_the_next() {
+    let provider = Provider::new();
+    provider.state().dead.insert("sk-a".to_owned(), 401);
+    let service = builder(&provider, &["a", "b"], &MemoryBatches::new()).chunk_rows(1_000).linger(secs(3_600));
+    let service: BatchService = service.open(provider.service()).await.unwrap();
+    let mut some = rows(&service, prompts(3));
+    service.handle().flush();
+    answers(&mut some, secs(600)).await;
+}

@@ -195,11 +195,20 @@ pub(super) struct Chunk {
     /// How often an org's queue was too full for it.
     pub(super) crowded: u32,
     pub(super) since: Instant,
+    /// It waits for no rows.
+    pub(super) flushed: bool,
 }
 
 impl Chunk {
     fn of(group: Group, rows: Vec<Gathered>) -> Self {
-        Chunk { group, rows, splits: Arc::new(AtomicU32::new(SPLITS)), crowded: 0, since: Instant::now() }
+        Chunk {
+            group,
+            rows,
+            splits: Arc::new(AtomicU32::new(SPLITS)),
+            crowded: 0,
+            since: Instant::now(),
+            flushed: false,
+        }
     }
 
     /// Whether it has been made smaller, or may become so.
@@ -211,7 +220,7 @@ impl Chunk {
     pub(super) fn halves(mut self) -> [Chunk; 2] {
         let rest = self.rows.split_off(self.rows.len().div_ceil(2));
         let (group, splits) = (self.group.clone(), self.splits.clone());
-        let rest = Chunk { group, rows: rest, splits, crowded: self.crowded, since: self.since };
+        let rest = Chunk { group, rows: rest, splits, crowded: self.crowded, since: self.since, flushed: self.flushed };
         [self, rest]
     }
 }
@@ -365,6 +374,10 @@ impl Shared {
             }
             for row in chunk.rows {
                 state.gather(chunk.group.clone(), row, self.most);
+            }
+            // What was flushed need not be flushed again.
+            if let Some(open) = state.open.get_mut(&chunk.group) {
+                open.flushed |= chunk.flushed;
             }
         }
     }
@@ -709,7 +722,7 @@ impl State {
             self.open.iter().filter(|(group, open)| may(group) && goes(open)).min_by_key(|(_, open)| open.since);
         if let Some(group) = first.map(|(group, _)| group.clone()) {
             let open = self.open.remove(&group)?;
-            return Some(Chunk::of(group, open.rows));
+            return Some(Chunk { flushed: open.flushed, ..Chunk::of(group, open.rows) });
         }
         self.closed.remove(full?)
     }
