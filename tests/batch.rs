@@ -1756,3 +1756,113 @@ async fn what_stands_in_a_batch_is_held_by_this_process_and_by_the_next() {
     answers(&mut rows(&next, ["one"]), secs(600)).await;
     assert_eq!(provider.state().batches.len(), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_chunk_that_only_an_org_without_a_place_takes_waits_for_that_place_and_not_in_a_loop() {
+    const OLD: &str = "claude-haiku-4-0";
+    let provider = Provider::new();
+    provider.plan([Plan { takes: Some(secs(900)), ..Plan::default() }]);
+    let orgs = orgs(&["a", "b"]);
+    let service = BatchService::builder(orgs.clone(), MemoryBatches::new());
+    let service = service.clock(provider.clock()).chunk_rows(10).in_flight(1);
+    let service: BatchService = service.open(provider.service()).await.unwrap();
+    orgs.get("a").unwrap().put_model_out(OLD);
+    // The only place of b is taken, and a is free.
+    let mut first = rows_of(&service, OLD, &prompts(10));
+    run(&mut first, secs(10)).await;
+    assert_eq!(provider.state().batches[0].key, "sk-b");
+    let mut few = row_of(&service, OLD, "few");
+    assert_pending!(few.poll());
+    tokio::time::advance(secs(3)).await;
+    let mut polls = 0;
+    while few.is_woken() {
+        assert_pending!(few.poll());
+        polls += 1;
+        assert!(polls < 100, "it is woken again and again");
+        tokio::task::yield_now().await;
+    }
+    answers(&mut first, secs(1_200)).await;
+    let mut few = vec![few];
+    answers(&mut few, secs(600)).await;
+    let keys: Vec<_> = provider.state().batches.iter().map(|batch| batch.key.clone()).collect();
+    assert_eq!(keys, ["sk-b", "sk-b"]);
+}
+
+/// Answers what is created with this, as a proxy may that has forwarded it.
+fn lying(
+    provider: &Provider,
+    status: u16,
+    header: Option<(&'static str, &'static str)>,
+) -> impl tower::Service<Request<Body>, Response = Response<Body>, Error = std::io::Error, Future: Send>
++ Clone
++ Send
++ 'static {
+    let inner = provider.service();
+    let times = Arc::new(AtomicUsize::new(0));
+    service_fn(move |request: Request<Body>| {
+        let mut inner = inner.clone();
+        let times = times.clone();
+        async move {
+            let creates = request.method() == Method::POST && request.uri().path().ends_with("/batches");
+            let answer = inner.call(request).await?;
+            if creates && times.fetch_add(1, SeqCst) == 0 {
+                let body = json!({"type": "error", "error": {"type": "api_error", "message": "as told"}});
+                let mut answer = Response::builder().status(status).header("content-type", "application/json");
+                if let Some((name, value)) = header {
+                    answer = answer.header(name, value);
+                }
+                return Ok(answer.body(Full::new(Bytes::from(body.to_string()))).unwrap());
+            }
+            Ok(answer)
+        }
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_that_is_said_to_be_final_may_have_made_a_batch_all_the_same() {
+    let mut faults = vec![];
+    let last = Some(("x-should-retry", "false"));
+    let answers = [500, 501, 502, 503, 504, 505, 520, 524, 408, 409].map(|status| [(status, None), (status, last)]);
+    for (status, header) in answers.into_iter().flatten() {
+        let provider = Provider::new();
+        let store = MemoryBatches::new();
+        let service = builder(&provider, &["a"], &store).chunk_rows(10);
+        let service: BatchService = service.open(lying(&provider, status, header)).await.unwrap();
+        let mut some = rows(&service, prompts(10));
+        let ends = run(&mut some, secs(7_200)).await;
+        let back = ends.iter().filter(|end| matches!(end, Some(Err(error)) if error.failure().goes_direct())).count();
+        let most = provider.billed().values().max().copied();
+        if back > 0 || most != Some(1) {
+            faults.push((status, header, back, most, provider.created()));
+        }
+    }
+    assert!(faults.is_empty(), "{faults:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rows_whose_submissions_all_come_to_nothing_are_handed_back_after_a_while() {
+    for status in [500, 503, 0] {
+        let provider = Provider::new();
+        provider.state().faults.extend((0..2_000).map(|_| (Method::POST, "/v1/messages/batches", status)));
+        let service = builder(&provider, &["a"], &MemoryBatches::new()).chunk_rows(10).stuck_after(Some(secs(600)));
+        let service: BatchService = service.open(provider.service()).await.unwrap();
+        let mut some = rows(&service, prompts(10));
+        let started = tokio::time::Instant::now();
+        for error in errors(&mut some, secs(24 * 3_600)).await {
+            assert!(matches!(error.failure(), BatchFailure::Unsubmitted { .. }), "{error}");
+            assert!(error.request().is_some());
+        }
+        assert!((secs(600)..secs(900)).contains(&started.elapsed()), "{:?}", started.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn flushed_rows_of_an_org_that_dies_are_flushed_at_the_next() {
+    let provider = Provider::new();
+    provider.state().dead.insert("sk-a".to_owned(), 401);
+    let service = builder(&provider, &["a", "b"], &MemoryBatches::new()).chunk_rows(1_000).linger(secs(3_600));
+    let service: BatchService = service.open(provider.service()).await.unwrap();
+    let mut some = rows(&service, prompts(3));
+    service.handle().flush();
+    answers(&mut some, secs(600)).await;
+}

@@ -123,7 +123,7 @@ impl BatchBuilder {
 
     /// After how long without a success a batch is taken for stuck: it is cancelled, and the rows that it has not done are handed back, to
     /// be sent directly. Default four hours; `None` for never. At least a second. For so long a batch is tried to be submitted, too, where the
-    /// org throttles that or does not take the rows.
+    /// org throttles that, does not take the rows, or loses each reply and no batch is found.
     ///
     /// Anthropic may count no success before the whole batch has ended: there it is how long a batch may take.
     pub fn stuck_after(mut self, after: Option<Duration>) -> Self {

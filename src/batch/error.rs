@@ -46,7 +46,7 @@ pub enum BatchFailure {
         said: Arc<str>,
     },
     /// Its batch could not be submitted in the time in which it would have been taken for [stuck](super::BatchBuilder::stuck_after): the
-    /// org throttled that, or did not take the rows. Nothing of it was done.
+    /// org throttled that, did not take the rows, or lost each reply, and no batch was found. Nothing of it was done.
     Unsubmitted {
         /// The org.
         org: Arc<str>,

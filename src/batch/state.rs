@@ -86,8 +86,6 @@ pub(super) struct State {
     /// Chunks that wait for an org.
     closed: VecDeque<Chunk>,
     opened: u64,
-    /// Since when an org has had a place for which there was no chunk.
-    idle_since: Option<Instant>,
     /// Who knows that more rows come.
     pub(super) holds: usize,
     /// Batches of which it is not known yet whether rows come back at once.
@@ -132,6 +130,8 @@ struct Row {
     waiting: Vec<u64>,
     /// In how many batches it was that have not answered it.
     tries: u8,
+    /// Since when the replies to all its submissions were lost, and no batch was there.
+    in_vain_since: Option<Instant>,
     end: Option<End>,
     /// Somebody has been given it.
     told: bool,
@@ -195,11 +195,20 @@ pub(super) struct Chunk {
     /// How often an org's queue was too full for it.
     pub(super) crowded: u32,
     pub(super) since: Instant,
+    /// It waits for no rows.
+    pub(super) flushed: bool,
 }
 
 impl Chunk {
     fn of(group: Group, rows: Vec<Gathered>) -> Self {
-        Chunk { group, rows, splits: Arc::new(AtomicU32::new(SPLITS)), crowded: 0, since: Instant::now() }
+        Chunk {
+            group,
+            rows,
+            splits: Arc::new(AtomicU32::new(SPLITS)),
+            crowded: 0,
+            since: Instant::now(),
+            flushed: false,
+        }
     }
 
     /// Whether it has been made smaller, or may become so.
@@ -211,7 +220,7 @@ impl Chunk {
     pub(super) fn halves(mut self) -> [Chunk; 2] {
         let rest = self.rows.split_off(self.rows.len().div_ceil(2));
         let (group, splits) = (self.group.clone(), self.splits.clone());
-        let rest = Chunk { group, rows: rest, splits, crowded: self.crowded, since: self.since };
+        let rest = Chunk { group, rows: rest, splits, crowded: self.crowded, since: self.since, flushed: self.flushed };
         [self, rest]
     }
 }
@@ -221,6 +230,8 @@ impl Chunk {
 pub(super) struct Places {
     taken: usize,
     pub(super) out: Option<Class>,
+    /// Since when it has had a place for which there was no chunk.
+    idle_since: Option<Instant>,
     /// Its queue is full until then, or until one of its batches ends.
     full_until: Option<Instant>,
     crowded: u32,
@@ -364,6 +375,10 @@ impl Shared {
             for row in chunk.rows {
                 state.gather(chunk.group.clone(), row, self.most);
             }
+            // What was flushed need not be flushed again.
+            if let Some(open) = state.open.get_mut(&chunk.group) {
+                open.flushed |= chunk.flushed;
+            }
         }
     }
 
@@ -372,10 +387,10 @@ impl Shared {
         loop {
             tokio::time::sleep_until(at).await;
             let mut state = self.lock();
-            let State { ref mut open, idle_since, holds, unsettled, .. } = *state;
+            let State { ref mut open, ref orgs, holds, unsettled, .. } = *state;
             let of = |open: &&mut Open| open.number == number && open.timed == Some(at);
             let Some(open) = open.get_mut(&group).filter(of) else { return };
-            let due = idle_since.map(|free| open.gathering(holds, unsettled).due(self.linger, free));
+            let due = self.free_for(orgs, &group).map(|free| open.gathering(holds, unsettled).due(self.linger, free));
             // Without a place for it nothing is due; it is looked at when there is one.
             open.timed = due.filter(|due| *due > Instant::now());
             match open.timed {
@@ -432,17 +447,16 @@ impl Shared {
             let free = |at: &usize| live[*at] && state.orgs[*at].is_free(self.in_flight, now);
             let count = live.len();
             let free: Vec<_> = (0..count).map(|step| (state.next_org + step) % count).filter(free).collect();
-            if free.is_empty() {
-                state.idle_since = None;
-                break;
+            for (org, places) in state.orgs.iter_mut().enumerate() {
+                places.idle_since = free.contains(&org).then(|| places.idle_since.unwrap_or(now));
             }
-            let since = *state.idle_since.get_or_insert(now);
             let mut given = free.into_iter().filter_map(|org| {
                 let may = |group: &Group| !self.lines[org].refuses(group);
+                let since = state.orgs[org].idle_since?;
                 Some((org, state.next_chunk(self.linger, since, now, may)?))
             });
             let Some((org, mut chunk)) = given.next() else {
-                lingers = state.times(self.linger, since);
+                lingers = state.times(self.linger, |orgs, group| self.free_for(orgs, group));
                 break;
             };
             chunk.rows.retain(|gathered| state.is_wanted(gathered.key));
@@ -466,6 +480,12 @@ impl Shared {
         for (group, number, at) in lingers {
             self.works.add(self.clone().linger(group, number, at));
         }
+    }
+
+    /// Since when an org that takes these rows has had a place for them.
+    fn free_for(&self, orgs: &[Places], group: &Group) -> Option<Instant> {
+        let takes = self.lines.iter().zip(orgs).filter(|(line, _)| !line.refuses(group));
+        takes.filter_map(|(_, places)| places.idle_since).min()
     }
 
     /// Why no org takes these rows.
@@ -683,7 +703,7 @@ impl State {
         }
     }
 
-    /// The next one to go of those that may, where an org has had a place since `free`: a full one, else the oldest that has waited long
+    /// The next one to go of those that may, where its org has had a place since `free`: a full one, else the oldest that has waited long
     /// enough.
     fn next_chunk(
         &mut self,
@@ -702,7 +722,7 @@ impl State {
             self.open.iter().filter(|(group, open)| may(group) && goes(open)).min_by_key(|(_, open)| open.since);
         if let Some(group) = first.map(|(group, _)| group.clone()) {
             let open = self.open.remove(&group)?;
-            return Some(Chunk::of(group, open.rows));
+            return Some(Chunk { flushed: open.flushed, ..Chunk::of(group, open.rows) });
         }
         self.closed.remove(full?)
     }
@@ -722,11 +742,16 @@ impl State {
         chunk.rows.into_iter().flat_map(end).collect()
     }
 
-    /// The chunks that are to be looked at earlier than it is set, and when.
-    fn times(&mut self, linger: Duration, free: Instant) -> Vec<(Group, u64, Instant)> {
+    /// The chunks that are to be looked at earlier than it is set, and when. One without a place `free` for it is looked at when there is one.
+    fn times(
+        &mut self,
+        linger: Duration,
+        free: impl Fn(&[Places], &Group) -> Option<Instant>,
+    ) -> Vec<(Group, u64, Instant)> {
         let (holds, unsettled) = (self.holds, self.unsettled);
         let mut times = vec![];
         for (group, open) in &mut self.open {
+            let Some(free) = free(&self.orgs, group) else { continue };
             let due = open.gathering(holds, unsettled).due(linger, free);
             if open.timed.is_none_or(|at| due < at) {
                 open.timed = Some(due);
@@ -796,6 +821,18 @@ impl State {
         self.rows.get(&key).filter(|row| row.is_waited_for(token)).map(|row| row.tries)
     }
 
+    /// A submission more, of this time, has come to nothing: when the first one was.
+    pub(super) fn in_vain_since(&mut self, key: Key, at: Instant) -> Option<Instant> {
+        self.rows.get_mut(&key).map(|row| *row.in_vain_since.get_or_insert(at))
+    }
+
+    /// It is in a batch.
+    pub(super) fn not_in_vain(&mut self, key: Key) {
+        if let Some(row) = self.rows.get_mut(&key) {
+            row.in_vain_since = None;
+        }
+    }
+
     /// One batch more has not answered it.
     pub(super) fn tried(&mut self, key: Key) {
         if let Some(row) = self.rows.get_mut(&key) {
@@ -843,7 +880,7 @@ impl State {
 
 impl Row {
     fn new(place: Place) -> Self {
-        Row { place, callers: 1, waiting: vec![], tries: 0, end: None, told: false }
+        Row { place, callers: 1, waiting: vec![], tries: 0, in_vain_since: None, end: None, told: false }
     }
 
     fn is_waited_for(&self, token: Token) -> bool {

@@ -166,6 +166,13 @@ impl Verdict {
         Verdict::of_outcome(outcome, !undone)
     }
 
+    /// Whether the call may have been done though it was answered so, whatever else the answer says: that it is not to be tried again does
+    /// not mean that it was not done.
+    pub(super) fn leaves_open(status: StatusCode) -> bool {
+        matches!(status, StatusCode::CONFLICT | StatusCode::REQUEST_TIMEOUT)
+            || status.is_server_error() && status.as_u16() != 529
+    }
+
     pub(super) fn of_error(error: &Error) -> Self {
         let untouched = matches!(error.class(), Class::Local | Class::Unprocessed | Class::NoOrg);
         Verdict::of_outcome(error.outcome(), !untouched && !error.stamp().unsent)

@@ -189,6 +189,10 @@ pub(crate) fn first(most: u64, is: impl Fn(u64) -> bool) -> u64 {
 /// function is smooth it takes a third of the steps that halving does, and elsewhere at most one more.
 pub(crate) fn zero(mut least: f64, mut most: f64, close: f64, of: impl Fn(f64) -> f64) -> f64 {
     let whole = most - least;
+    if !whole.is_finite() {
+        // What ends never is not halved.
+        return most;
+    }
     let (mut low, mut high, mut slack) = (f64::NEG_INFINITY, f64::INFINITY, whole);
     while most - least > close {
         let (span, half) = (most - least, 0.5 * (least + most));

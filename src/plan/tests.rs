@@ -415,3 +415,13 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_takes_for_ever_is_no_search_for_ever() {
+    // A number so small is one above zero.
+    let fleet = three().client_rate(f64::MIN_POSITIVE);
+    for objective in [Objective::Latency, Objective::Cost, Objective::Balanced] {
+        let plan = plan(&work(5_000_000, objective), &fleet).unwrap();
+        assert_eq!(plan.direct.time.median, Duration::MAX, "{plan}");
+    }
+}

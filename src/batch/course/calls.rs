@@ -67,6 +67,9 @@ impl Course {
                     let verdict = Verdict::of_answer(&answer);
                     let status = answer.status();
                     match (verdict, wire::gathered(answer).await) {
+                        (Verdict::Read, Ok(_)) if once && Verdict::leaves_open(status) => {
+                            (Verdict::Again { not_before: None, maybe_done: true }, status.to_string())
+                        }
                         (Verdict::Read, Ok(answer)) => return Called::Answer(answer),
                         // A throttle is waited out here; for a place in its queue the rows need not wait at this org.
                         (Verdict::Again { .. }, Ok(answer)) if once && self.is_crowded(&answer) => {

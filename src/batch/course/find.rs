@@ -5,7 +5,11 @@ use std::{collections::HashSet, ops::ControlFlow, time::SystemTime};
 use super::{Course, FETCHES, calls::Called, watch::Over};
 use crate::{
     batch::{
-        BatchFailure, Match, Remote, RemoteState, Submission, Token, api::SKEW, law::jittered, record, state::Chunk,
+        BatchFailure, Match, Remote, RemoteState, Submission, Token,
+        api::SKEW,
+        law::jittered,
+        record,
+        state::{Chunk, End},
     },
     journal::Key,
     outcome::Class,
@@ -43,6 +47,7 @@ impl Course {
                     None => self.rebuilt().await,
                 };
                 self.void().await;
+                let chunk = chunk.and_then(|chunk| self.without_late(chunk));
                 self.shared.requeue(self.record.token, chunk);
             }
             Found::Out(class) => {
@@ -59,6 +64,21 @@ impl Course {
                 self.hand_back_all(&BatchFailure::Closed(Some(self.remaining()))).await;
             }
         }
+    }
+
+    /// Rows whose submissions have come to nothing for so long that others would be in vain are handed back.
+    fn without_late(&self, mut chunk: Chunk) -> Option<Chunk> {
+        let Some(after) = self.shared.law.stuck_after else { return Some(chunk) };
+        let org = &self.shared.lines[self.org].name;
+        let is_late =
+            |key| self.shared.lock().in_vain_since(key, self.clock.at).is_some_and(|at| at.elapsed() >= after);
+        let (late, rows) = chunk.rows.into_iter().partition::<Vec<_>, _>(|row| is_late(row.key));
+        for row in late {
+            let failure = BatchFailure::Unsubmitted { org: org.clone(), said: "each reply was lost".into() };
+            self.end(row.key, End::Back(failure, Some(row.body)));
+        }
+        chunk.rows = rows;
+        (!chunk.rows.is_empty()).then_some(chunk)
     }
 
     pub(super) async fn find(&mut self) -> Found {

@@ -247,7 +247,14 @@ impl Course {
                 None => drop(self.end(key, End::Back(BatchFailure::Broken(None), None))),
             }
         }
-        Some(Chunk { group: group?, rows, splits: self.splits.clone(), crowded: self.crowded, since: Instant::now() })
+        Some(Chunk {
+            group: group?,
+            rows,
+            splits: self.splits.clone(),
+            crowded: self.crowded,
+            since: Instant::now(),
+            flushed: false,
+        })
     }
 
     /// Bodies that were left to the store.

@@ -193,6 +193,7 @@ impl Course {
             let mut state = self.shared.lock();
             state.known.insert(id.clone(), self.record.token);
             state.batches_so_far[0] += 1;
+            self.record.keys.iter().for_each(|key| state.not_in_vain(*key));
             if let Some(seen) = state.batches.get_mut(&self.record.token) {
                 (seen.id, seen.phase) = (Some(id), Phase::Submitted);
             }
