@@ -11,6 +11,7 @@
 //!   call.
 //! - **Open.** An org that [fails too often](CircuitBreaker) is asked by no call for a cooldown, then *half-open*: by one call at a
 //!   time, a *probe*, until the provider has answered one. Bring a [`Breaker`] of your own to say otherwise.
+//!   While its circuit is open a lone org's callers wait, without a word: listen with [`observe`](crate::observe), or set a deadline.
 //! - **Health**, `0.0..=1.0`, is on the board ([`Org::health`](crate::org::Org::health)): an average over calls in which the last one
 //!   weighs 0.15. What it lacks halves every ten seconds by itself; a good probe makes it at least ½.
 //!
