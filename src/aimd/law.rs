@@ -338,8 +338,10 @@ impl Law {
                 }
                 // Calls in flight are permuted on their way, so the most there were is the level that was refused.
                 let level = call.level.max(in_flight);
-                // Of a call that went alone it was not the company.
-                self.hidden = hidden && level > 1;
+                if current {
+                    // Where one goes alone, or may, it was not for the company.
+                    self.hidden = hidden && level > 1 && self.open >= 2.0;
+                }
                 match until {
                     Some(until) => self.refused_until(until, current, level, now),
                     None if current => self.refused(in_flight, level, now),
@@ -479,7 +481,7 @@ impl Law {
             return;
         }
         self.missed = if whole { self.missed + 1 } else { 0 };
-        if self.sounding || self.missed > 1 || self.told && self.open < 2.0 {
+        if self.sounding || self.missed > 1 {
             self.pause(now);
         } else {
             self.learn(level, Why::Refused, Duration::ZERO, now);

@@ -286,7 +286,7 @@ impl Course {
             let body = self.body(place).await;
             if class == Class::Forbidden {
                 if let Some((group, _)) = self.gathered(key, body.clone()) {
-                    self.shared.lines[self.org].is_refused(&group);
+                    self.shared.lines[self.org].put_model_out(&group);
                 }
             }
             let back = if was_canceled && why == Some(Why::Stuck) {
